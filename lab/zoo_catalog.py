@@ -49,22 +49,22 @@ class Case:
 
 CASES = (
     # Plain supervised training
-    Case("depthwise_convnet", is_slow=True),
+    Case("models", ("depthwise_convnet",), is_slow=True),
     Case("gru_seq2seq", is_slow=True),
     Case("mixture_of_experts", is_slow=True),
     Case("packed_sequences", is_slow=True),
-    Case("siamese", is_slow=True),
+    Case("models", ("siamese",), is_slow=True),
     Case("translation_transformer", is_slow=True),
     Case("unet", is_slow=True),
     Case("vae", unknown="the test set is held, and not touched before the recording is over", is_slow=True),
     Case("mnist"),
     # The optimizer's side
-    Case("gradient_accumulation", is_slow=True),
-    Case("optimizer_variants", ("--kind", "fused"), is_slow=True),
-    Case("optimizer_variants", ("--kind", "foreach"), is_slow=True),
-    Case("optimizer_variants", ("--kind", "loop"), is_slow=True),
-    Case("optimizer_in_backward", updates=6, is_slow=True),
-    Case("scheduler_and_eval", is_slow=True),
+    Case("loops", ("gradient_accumulation",), is_slow=True),
+    Case("techniques", ("optimizer_variants", "fused"), is_slow=True),
+    Case("techniques", ("optimizer_variants", "foreach"), is_slow=True),
+    Case("techniques", ("optimizer_variants", "loop"), is_slow=True),
+    Case("loops", ("optimizer_in_backward",), updates=6, is_slow=True),
+    Case("loops", ("scheduler_and_eval",), is_slow=True),
     Case(
         "sparse_embedding",
         updates=2,
@@ -72,31 +72,31 @@ CASES = (
         is_slow=True,
     ),
     Case("time_sequence_lbfgs", is_slow=True),
-    Case("weight_averages", is_slow=True),
-    Case("parametrized_weights", is_slow=True),
-    Case("finetune", is_slow=True),
+    Case("techniques", ("weight_averages",), is_slow=True),
+    Case("techniques", ("parametrized_weights",), is_slow=True),
+    Case("techniques", ("finetune",), is_slow=True),
     # Several models
     Case("dcgan", updates=2),
-    Case("wgan", updates=6, is_slow=True),
-    Case("two_models_in_turn", updates=2, is_slow=True),
+    Case("loops", ("wgan",), updates=6, is_slow=True),
+    Case("loops", ("two_models_in_turn",), updates=2, is_slow=True),
     Case("actor_critic", is_slow=True),
     Case("reinforce", is_slow=True),
     # Autograd and dispatch
-    Case("activation_checkpointing"),
-    Case("activation_checkpointing", ("--use-reentrant",), is_slow=True),
-    Case("selective_checkpointing", is_slow=True),
-    Case("autocast_bf16", is_slow=True),
-    Case("custom_function"),
-    Case("gradient_penalty", is_slow=True),
+    Case("techniques", ("activation_checkpointing",)),
+    Case("techniques", ("activation_checkpointing", "reentrant"), is_slow=True),
+    Case("techniques", ("selective_checkpointing",), is_slow=True),
+    Case("techniques", ("autocast_bf16",), is_slow=True),
+    Case("techniques", ("custom_function",)),
+    Case("techniques", ("gradient_penalty",), is_slow=True),
     Case("own_dispatch_mode"),
     # The profiler of the script takes over in step 3, and is still on when step 4 begins. It warns of memory older
     # than itself, unless the allocator knows of it, which it does once a recorder has been there.
     Case("own_profiler", steps=(4, 5), noise="Memory block of unknown size was allocated before", is_slow=True),
     Case("caught_errors", is_slow=True),
-    Case("compiled", ("--backend", "aot_eager"), is_slow=True),
-    Case("compiled", ("--backend", "inductor"), is_slow=True),
+    Case("techniques", ("compiled", "aot_eager"), is_slow=True),
+    Case("techniques", ("compiled", "inductor"), is_slow=True),
     # Who calls what, and from where
-    Case("submodules_called", is_slow=True),
+    Case("models", ("submodules_called",), is_slow=True),
     Case("dataloader_workers", unknown="the data set is held by the trainer, and touched in the workers only"),
     Case(
         "threaded_loader",
@@ -105,7 +105,7 @@ CASES = (
         is_slow=True,
     ),
     # Scripts without an optimizer
-    Case("manual_update", updates=0, cut="call"),
+    Case("loops", ("manual_update",), updates=0, cut="call"),
     Case(
         "word_language_model",
         updates=0,
@@ -114,7 +114,12 @@ CASES = (
         is_slow=True,
     ),
     Case(
-        "functional_training", updates=0, cut="never", inexact="one window: there are no steps to compare", is_slow=True
+        "loops",
+        ("functional_training",),
+        updates=0,
+        cut="never",
+        inexact="one window: there are no steps to compare",
+        is_slow=True,
     ),
-    Case("inference_only", updates=0, cut="never", inexact="one window: there are no steps to compare"),
+    Case("loops", ("inference_only",), updates=0, cut="never", inexact="one window: there are no steps to compare"),
 )

@@ -123,11 +123,11 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "real_run[40]",
     ),
     "tests/lab/test_zoo.py": (
-        "[activation_checkpointing]",
-        "[custom_function]",
+        "[techniques-activation_checkpointing]",
+        "[techniques-custom_function]",
         "[dataloader_workers]",
         "[dcgan]",
-        "[manual_update]",
+        "[loops-manual_update]",
     ),
 }
 

@@ -7,7 +7,6 @@ and memprof. Rows whose packages are missing keep their last result.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.recording import ONE_THREAD, Job, environment
+from lab.benchmarks.section import Section, signed_percent, verdict
 from memprof.units import format_bytes
 
 FOLDER = Path(__file__).parent / "published"
@@ -124,15 +124,10 @@ def dry_run(folder: Path, job: str, argument: str, card: str) -> dict[str, int]:
         RuntimeError: The dry run failed for another reason than a missing package.
     """
     # More steps than there are: what the script prints, it prints at its end.
-    options = ("-f", "-q", "--dry-run", "--device", card, "--skip", "0", "--steps", "100")
-    script = FOLDER / "jobs" / f"{job}.py"
-    command = ["-P", "-m", "memprof.cli.main", "record", *options, "-o", str(folder / "run.memprof"), str(script)]
-    done = subprocess.run(
-        [os.environ.get("BLIND_PYTHON", sys.executable), *command, argument],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    script, path = Job(FOLDER / "jobs" / f"{job}.py", (argument,)), folder / "run.memprof"
+    _, *words = script.recorded(path, "--dry-run", "--device", card, skip=0, steps=100)
+    command = [os.environ.get("BLIND_PYTHON", sys.executable), *words]
+    done = subprocess.run(command, cwd=folder, env=environment(**ONE_THREAD), capture_output=True, text=True)
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("{") and _MARK in line:
             return dict(json.loads(line)[_MARK])
@@ -146,16 +141,17 @@ def compare(peaks: Sequence[BlindPeak], predictions: Mapping[str, Prediction]) -
     rows = []
     for peak in peaks:
         if both := predictions.get(peak.id):
-            cells = (format_bytes(both.last), _percent(peak.error(both.first)), _percent(peak.error(both.last)))
-            rows.append((f"`{peak.id}`", peak.counter.replace("_", " "), format_bytes(peak.bytes), *cells, peak.why))
+            errors = [signed_percent(peak.error(size) / 100) for size in (both.first, both.last)]
+            counter, sizes = peak.counter.replace("_", " "), map(format_bytes, (peak.bytes, both.last))
+            rows.append((f"`{peak.id}`", counter, *sizes, *errors, peak.why))
     for counter in dict.fromkeys(peak.counter for peak in peaks if peak.id in predictions):
         chosen = [peak for peak in peaks if peak.counter == counter]
         rows.append(_median_row(f"median, {counter.replace('_', ' ')}", chosen, predictions))
     rows.append(_median_row("median, all", peaks, predictions))
     known = [peak for peak in peaks if peak.id in predictions]
-    errors = {peak.id: abs(peak.error(predictions[peak.id].last)) for peak in known}
-    unexplained = [peak.id for peak in known if errors[peak.id] > LARGEST and peak.why in ("", NOT_EXPLAINED)]
-    median = statistics.median(errors.values())
+    sizes_of_errors = {peak.id: abs(peak.error(predictions[peak.id].last)) for peak in known}
+    unexplained = [peak.id for peak in known if sizes_of_errors[peak.id] > LARGEST and peak.why in ("", NOT_EXPLAINED)]
+    median = statistics.median(sizes_of_errors.values())
     passed = len(known) == len(peaks) and median <= MEDIAN and not unexplained
     return Section(
         "Published peaks that nothing was fitted to",
@@ -164,7 +160,7 @@ def compare(peaks: Sequence[BlindPeak], predictions: Mapping[str, Prediction]) -
         "first error is that of the first dry run, before anything was looked at or changed. Jobs not run yet are "
         "left out, and counted in the titles of the medians.",
         ("job", "counter", "published", "dry run", "first error", "error now", "why it is beyond 2 %"),
-        tuple(rows),
+        rows,
         verdict(
             f"median at most {MEDIAN:g} % ({median:.2f} %), none unexplained beyond {LARGEST:g} % "
             f"({len(unexplained)}), all predicted ({len(known)} of {len(peaks)})",
@@ -180,29 +176,3 @@ def _median_row(title: str, peaks: Sequence[BlindPeak], predictions: Mapping[str
     last = statistics.median(abs(peak.error(both.last)) for peak, both in known)
     of = f" ({len(known)} of {len(peaks)})" if len(known) < len(peaks) else f" ({len(known)})"
     return (title + of, "", "", "", f"{first:.2f} %", f"{last:.2f} %", "")
-
-
-def _percent(error: float) -> str:
-    return f"{error:+.2f} %" if round(error, 2) else "0.00 %"
-
-
-def main() -> None:
-    """Dry-runs chosen jobs and keeps their results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where recordings go")
-    parser.add_argument("ids", nargs="*", help="ids of peaks; all of them if none is named")
-    arguments = parser.parse_args()
-    predictions = read_predictions()
-    for peak in read_peaks():
-        if arguments.ids and peak.id not in arguments.ids:
-            continue
-        counters = dry_run(arguments.folder, peak.job, peak.argument, CARDS[peak.card])
-        if peak.counter in counters:
-            last = counters[peak.counter]
-            predictions[peak.id] = Prediction(getattr(predictions.get(peak.id), "first", last), last)
-            write_predictions(predictions)
-        print(json.dumps({"id": peak.id, "published": peak.bytes, **counters}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,11 @@ from typing import Any
 
 import psutil
 
-from lab.benchmarks.recording import environment
+from lab.benchmarks.recording import MEMPROF, SAMPLES, environment
 from lab.benchmarks.section import Section, verdict
 from tests.browsing import find_browser, playwright
 from tests.synthetic import write_synthetic
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 #: Events, and layers of the model; each event is a birth or a death.
 _SIZES = ((10_000, 32), (1_000_000, 32), (10_000_000, 320))
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
@@ -40,7 +38,7 @@ _PRESS = """([key, selector, isFigure]) => new Promise((resolve, reject) => {
 
 def measure(folder: Path, *, quick: bool) -> Section:
     """Opens recordings of four sizes, zooms and moves the cursor."""
-    traces = [("sample GPT", SAMPLE)]
+    traces = [("sample GPT", SAMPLES / "gpt" / "run.memprof")]
     for events, layers in _SIZES[: 2 if quick else 3]:
         path = folder / f"{events}.memprof"
         write_synthetic(path, events, layers=layers)
@@ -56,7 +54,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "server's answer with what is alive at the cursor. server: resident memory afterwards. sent, answered: the "
         "largest request and answer.",
         ("recording", *columns),
-        tuple((name, *(_cell(row[column]) for column in columns)) for name, row in figures.items()),
+        [(name, *(_cell(row[column]) for column in columns)) for name, row in figures.items()],
         verdict(
             f"with {traces[-1][0]}, first timeline within 3 s, zoom 350 ms, table 100 ms, 700 MB",
             passed=largest["first, s"] <= 3
@@ -119,7 +117,7 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
 @contextmanager
 def _server(trace: Path) -> Iterator[tuple[str, psutil.Process]]:
     """Serves a recording by its command; yields the address and the process."""
-    command = [sys.executable, "-m", "memprof.cli.main", "dashboard", str(trace), "--no-browser", "--port", "0"]
+    command = [*MEMPROF, "dashboard", str(trace), "--no-browser", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None
         found = None

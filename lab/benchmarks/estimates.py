@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.published_peaks import read_peaks
+from lab.benchmarks.recording import JOBS, ONE_THREAD, ROOT, SAMPLES, Job, ask, run
+from lab.benchmarks.section import Section, signed_percent, verdict
 
-ROOT = Path(__file__).resolve().parents[2]
-JOB = Path(__file__).with_name("jobs") / "estimated.py"
 BAR_SHARE = 0.001
 
 _GPT = "layers=4,width=128,heads=4,vocab=25,positions=128,tied=no"
@@ -22,7 +17,7 @@ _RESNET = (
     "[32k3s2p1,bn,relu,32k3p1,bn|32k1s2,bn],relu,[32k3p1,bn,relu,32k3p1,bn],relu,"
     "[64k3s2p1,bn,relu,64k3p1,bn|64k1s2,bn],relu,[64k3p1,bn,relu,64k3p1,bn],relu,avgpool,dropout,linear10"
 )
-SAMPLES = {
+MODELS = {
     "gpt": ("--transformer", _GPT),
     "resnet": ("--conv", _RESNET),
     "lstm": ("--parameters", "289635"),
@@ -33,7 +28,7 @@ _SIZES = ("--width", "256", "--inner", "1024", "--length", "128", "--vocabulary"
 _SHAPE = "layers=3,width=256,heads=4,vocab=2048,positions=128,fused_qkv=no"
 _LLAMA = "layers=3,width=256,heads=4,kv_heads=2,vocab=2048,style=llama,inner=1024"
 _LLAMA_SIZES = ("--style", "llama", "--attention", "flash", "--kv-heads", "2")
-JOBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sbh (34 + 5 as/h), bf16, on a GPU (dry)": (("--precision", "bf16"), (_SHAPE, "--no-flash")),
     "the same under autocast, on a GPU (dry)": (
         ("--precision", "bf16-autocast"),
@@ -63,13 +58,14 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "ends")
 def measure(folder: Path, *, quick: bool) -> Section:
     """Estimates what was recorded, and compares."""
     rows, worst = [], 0.0
-    for name, model in SAMPLES.items():
-        told = _estimate(*model, "--from", str(ROOT / "sample_traces" / name / "run.memprof"))
+    for name, model in MODELS.items():
+        told = _estimate(*model, "--from", str(SAMPLES / name / "run.memprof"))
         rows.append(_row(f"sample {name}", told))
         worst = max(worst, _worst(told) if name != "lstm" else 0.0)
-    for number, (name, (words, shape)) in enumerate(list(JOBS.items())[: 2 if quick else None]):
-        path = folder / f"{number}.memprof"
-        _record(path, is_dry="(dry)" in name, words=words)
+    for number, (name, (words, shape)) in enumerate(list(CASES.items())[: 2 if quick else None]):
+        path, dry = folder / f"{number}.memprof", ("--dry-run", "--device", "a100-80g")
+        recorded = Job(JOBS / "estimated.py", (*_SIZES, *words)).followed(path, *(dry if "(dry)" in name else ()))
+        run(recorded, ROOT, **ONE_THREAD)
         told = _estimate("--transformer", *shape, "--from", str(path))
         rows.append(_row(name, told))
         worst = max(worst, _worst(told))
@@ -81,37 +77,17 @@ def measure(folder: Path, *, quick: bool) -> Section:
             "`lab/benchmarks/jobs/estimated.py` on the CPU, and of its dry runs on a virtual A100; then compared "
             "with peaks that others measured on GPUs (`lab/benchmarks/published/peaks.toml`). The fullest moment "
             "assumes that gradients are freed before forward, all terms that they are not (as in the gpt sample). "
-            "Workspaces "
-            "and data, which formulas leave out, make small jobs' peaks larger; a GPU rounds tensors up to 512 bytes."
+            "Workspaces and data, which formulas leave out, make small jobs' peaks larger; a GPU rounds tensors up to "
+            "512 bytes."
         ),
         columns=("what", *_PARTS, *(f"{part}, of the peak" for part in _PEAKS)),
-        rows=tuple(rows),
+        rows=rows,
         bar=verdict(f"activations and ends within {BAR_SHARE:.1%} where there is a formula", passed=worst <= BAR_SHARE),
     )
 
 
 def _estimate(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "memprof.cli.main", "estimate", *words, "--json"]
-    told: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
-    return told
-
-
-def _record(path: Path, *, is_dry: bool, words: tuple[str, ...]) -> None:
-    dry = ("--dry-run", "--device", "a100-80g") if is_dry else ()
-    command = [
-        sys.executable,
-        "-m",
-        "memprof.cli.main",
-        "record",
-        "-q",
-        *dry,
-        "-o",
-        str(path),
-        str(JOB),
-        *_SIZES,
-        *words,
-    ]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    return dict(ask(ROOT, "estimate", *words))
 
 
 def _row(name: str, told: dict[str, Any]) -> tuple[str, ...]:
@@ -119,7 +95,7 @@ def _row(name: str, told: dict[str, Any]) -> tuple[str, ...]:
     both = parts.get("activations and ends")
     cells = [_cell(parts[part]) if part in parts else _cell(both) for part in _PARTS]
     has_formula = both is not None or "activations" in parts
-    peaks = [_share(parts[part]["error_ratio"]) if has_formula else "no formula" for part in _PEAKS]
+    peaks = [signed_percent(parts[part]["error_ratio"]) if has_formula else "no formula" for part in _PEAKS]
     return (name, *cells, *peaks)
 
 
@@ -128,11 +104,7 @@ def _cell(one: dict[str, Any] | None) -> str:
         return "no formula"
     if not one["error_bytes"]:
         return "exact"
-    return f"{one['error_bytes']:+,} B ({_share(one['error_ratio'])})"
-
-
-def _share(ratio: float) -> str:
-    return f"{100 * ratio:+.2f} %" if abs(ratio) >= 0.00005 else "0.00 %"
+    return f"{one['error_bytes']:+,} B ({signed_percent(one['error_ratio'])})"
 
 
 def _worst(told: dict[str, Any]) -> float:
@@ -142,12 +114,7 @@ def _worst(told: dict[str, Any]) -> float:
 
 
 def _published_row(name: str, shape: tuple[str, ...]) -> tuple[str, ...]:
-    rows = tomllib.loads((Path(__file__).with_name("published") / "peaks.toml").read_text(encoding="utf-8"))["peak"]
-    (row,) = [row for row in rows if row["id"] == name]
-    told, peak = _estimate("--transformer", *shape), row["bytes"]
-    sizes = (max(told["moments"].values()), told["total_bytes"])
-    return (
-        f"published {name} ({row['what']})",
-        *[""] * len(_PARTS),
-        *(_share(size / peak - 1) for size in sizes),
-    )
+    (peak,) = [peak for peak in read_peaks() if peak.id == name]
+    told = _estimate("--transformer", *shape)
+    errors = (signed_percent(size / peak.bytes - 1) for size in (max(told["moments"].values()), told["total_bytes"]))
+    return (f"published {name} ({peak.what})", *[""] * len(_PARTS), *errors)

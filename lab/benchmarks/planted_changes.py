@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.benchmarks.recording import JOBS, Job, run
+from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, run
 from lab.benchmarks.section import Section, verdict
-from memprof.analysis.diff.comparison import Diff, compare, open_side
+from memprof.analysis.diff.comparison import compare, open_side
 from memprof.analysis.diff.explain import explain
 from memprof.analysis.diff.summary import read_summary, summary_to_json
 from memprof.units import format_bytes_change
@@ -128,7 +128,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "is compared with the change. Unseen changes were not used to develop explain: 18 of 20 were right at first; "
         "frozen layers and copies of weights were not, and have had their own causes since.",
         ("change", "peak", "named first", "expected", "right"),
-        tuple(rows),
+        rows,
         verdict(
             f"{BAR:.0%} named first, and zero where nothing changed: {sum(known)} of {len(known)} (of the unseen "
             f"{sum(unseen)} of {len(unseen)}), {sum(same)} of {len(same)}",
@@ -138,20 +138,14 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 
 def _row(planted: Planted, folder: Path, group: str) -> tuple[tuple[str, ...], bool]:
-    found = _diff(
-        _record(planted.model, planted.base, folder),
-        _record(planted.model, planted.head, folder, allocator=planted.allocator),
-    )
+    base = _record(planted.model, planted.base, folder)
+    head = _record(planted.model, planted.head, folder, allocator=planted.allocator)
+    found = compare([open_side(base)], [open_side(head)])
     causes = explain(found)
     first = causes[0].kind if causes else "nothing"
     is_named = first in planted.kinds
-    return (
-        f"{planted.model}: {planted.what}{group}",
-        format_bytes_change(found.peak.bytes),
-        first,
-        " or ".join(planted.kinds),
-        _word(is_named),
-    ), is_named
+    name, peak = f"{planted.model}: {planted.what}{group}", format_bytes_change(found.peak.bytes)
+    return (name, peak, first, " or ".join(planted.kinds), _word(is_named)), is_named
 
 
 def _pairs(*, quick: bool) -> list[tuple[str, int]]:
@@ -166,22 +160,14 @@ def _is_zero(model: str, number: int, folder: Path) -> bool:
     return all(found.is_unchanged and not explain(found) and not found.differences for found in both)
 
 
-def _diff(base: Path, head: Path) -> Diff:
-    return compare([open_side(base)], [open_side(head)])
-
-
 def _record(model: str, changes: tuple[str, ...], folder: Path, *, allocator: str = "", again: str = "") -> Path:
-    path = (
-        folder / f"planted-{'-'.join((model, *changes, *filter(None, [allocator.partition(':')[0]])))}{again}.memprof"
-    )
+    words = (model, *changes, *filter(None, [allocator.partition(":")[0]]))
+    path = folder / f"planted-{'-'.join(words)}{again}.memprof"
     if path.exists():
         return path
-    job = Job(_JOB, (model, *changes))
-    command = job.recorded(path)
-    command.insert(command.index("record") + 1, "--stop")
     settings = {"PYTORCH_ALLOC_CONF": allocator} if allocator else {}
     try:
-        run(command, folder, OMP_NUM_THREADS="1", **settings)
+        run(Job(_JOB, (model, *changes)).recorded(path, "--stop"), folder, **ONE_THREAD, **settings)
     except RuntimeError:
         # What a job does as it ends is not what is compared; it is counted, and a recording cut short is refused.
         if not path.exists() or not open_side(path).is_complete:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -13,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.benchmarks.recording import JOBS
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, environment, run
+from lab.benchmarks.section import Section, signed_percent, verdict
 from memprof.trace.schema import DeviceMemory, Memory
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 FOLDER = Path(__file__).parent / "published"
+SCRIPT = FOLDER / "jobs" / "train.py"
 #: What dry runs predicted, in bytes by id, for figures that are drawn from it.
 RESULTS = FOLDER / "results.json"
 #: The catalogue's name of each card. Where a source names none, its rows are of Ampere or do not say: an A100.
@@ -124,17 +123,11 @@ def dry_run(folder: Path, job: str, card: str) -> Told:
 
     Args:
         folder: Where the recording goes.
-        job: Name of its script.
+        job: Its name in ``published/jobs/train.py``.
         card: The catalogue's name.
     """
     path = folder / "run.memprof"
-    options = ("-f", "-q", "--dry-run", "--device", card, "--skip", "0", "--steps", "3", "-o", str(path))
-    subprocess.run(
-        [sys.executable, "-P", "-m", "memprof.cli.main", "record", *options, str(_script(job))],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    run(Job(SCRIPT, (job,)).recorded(path, "--dry-run", "--device", card, skip=0), folder, **ONE_THREAD)
     trace = Trace.open(path)
     memory, device = trace.table(Memory), trace.table(DeviceMemory)
     reserved = int(memory.reserved_bytes.max())
@@ -147,12 +140,12 @@ def count(name: str, job: str) -> Counted:
 
     Args:
         name: One of PEERS.
-        job: Name of its script.
+        job: Its name in ``published/jobs/train.py``.
     """
-    command = [sys.executable, str(JOBS / "fake_counts.py"), name, str(_script(job))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "JOB_DEVICE": "cpu"}
+    command = [sys.executable, str(JOBS / "fake_counts.py"), name, str(SCRIPT), job]
+    variables = environment(**ONE_THREAD, JOB_DEVICE="cpu")
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PEER_LIMIT_S)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PEER_LIMIT_S)
     except subprocess.TimeoutExpired:
         return Counted(0, f"> {PEER_LIMIT_S} s")
     if done.returncode:
@@ -190,24 +183,15 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         "added, as the source states it or by a rule. Sources that round by one per cent or more are marked. For "
         "comparison: the highest count of live storages on fake CPU tensors, and torch's MemTracker on the same; "
         "neither covers reserved bytes, the context, or autocast for CUDA. Each of these ran for "
-        f"{PEER_LIMIT_S} s at most. Medians are of "
-        "the errors' sizes.",
+        f"{PEER_LIMIT_S} s at most. Medians are of the errors' sizes.",
         ("job", "set", "bytes", "published", OURS, "error", *(f"error of {name}" for name in PEERS)),
-        tuple(rows),
+        rows,
         verdict("median of allocated bytes, evaluation set: transformers <= 3 %, conv nets <= 8 %", passed=passed),
     )
 
 
-def _script(job: str) -> Path:
-    return FOLDER / "jobs" / f"{job}.py"
-
-
 def _error(peak: Peak, counted: Counted) -> str:
-    return _percent(peak.error(counted.peak_bytes)) if counted.peak_bytes else counted.reason
-
-
-def _percent(error: float) -> str:
-    return f"{error:+.1f} %" if round(error, 1) else "0.0 %"
+    return signed_percent(peak.error(counted.peak_bytes) / 100, 1) if counted.peak_bytes else counted.reason
 
 
 def _median(name: str, peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -> float:
@@ -228,25 +212,3 @@ def _medians(
         of = "" if number == len(peaks) else f" (of {number})"
         cells.append(f"{_median(name, peaks, counted):.1f} %{of}" if number else "-")
     return [(f"{title} ({len(peaks)})", of_set, counter, "", "", *cells)]
-
-
-def main() -> None:
-    """Prints what dry runs say of chosen jobs, and on request the other counts, as a line of JSON for each peak."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where recordings go")
-    parser.add_argument("jobs", nargs="*", help="names of jobs; all of them if none is named")
-    parser.add_argument("--peers", action="store_true", help="other counts too")
-    arguments = parser.parse_args()
-    for peak in read_peaks():
-        if arguments.jobs and peak.job not in arguments.jobs:
-            continue
-        told = dry_run(arguments.folder, peak.job, CARDS[peak.card])
-        line = {"id": peak.id, "set": peak.set, "what": peak.what, "published": peak.bytes} | vars(told)
-        line["error"] = round(peak.error(peak.predicted(told)), 2)
-        if arguments.peers:
-            line |= {name: vars(count(name, peak.job)) for name in PEERS}
-        print(json.dumps(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()

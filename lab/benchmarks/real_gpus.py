@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from lab.benchmarks import blind_peaks, published_peaks
-from lab.benchmarks.charts import Point, draw_scatter
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.recording import ROOT
+from lab.benchmarks.section import Section, signed_percent, verdict
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
 from memprof.analysis.compared.comparison import find_gaps
-from memprof.cli.pages.allocations_page import draw_timelines
+from memprof.cli.pages.allocations_page import (
+    FAINT,
+    GIB,
+    INK,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    draw_timelines,
+    legend,
+    line,
+    picture,
+    text_at,
+)
 from memprof.launch.dry.dry_snapshots import collect_snapshots
 from memprof.launch.parent.target import find_target
 from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
@@ -24,16 +39,21 @@ from memprof.machines.catalogue import find_machine
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "real_gpus"
-FIGURES = Path(__file__).resolve().parents[2] / "docs" / "assets" / "how-true"
+FOLDER, FIGURES = ROOT / "tests" / "real_gpus", ROOT / "docs" / "assets" / "how-true"
 #: Steps that the GPU made before, where the script makes fewer to be quick: they leave segments behind.
 WARM = {"decoder_updates": {"WARM_STEPS": "10"}}
 #: Bars of reserved bytes: median of the errors' sizes and the largest, per cent.
 MEDIAN, LARGEST = 0.1, 1.0
 #: Runs of torch 2.9 to 2.11 that add a bias: it keeps a workspace of cuBLASLt.
 _WITH_LT_WORKSPACE = ("encoder_inference", "gpt_training", "gpt_training_autocast", "vit_training_autocast")
+_ALLOCATIONS = ("allocations", "equal, in order", "more in the dry run")
 #: The run that is drawn.
 DRAWN = "decoder_training"
+#: Colours of counters, which differ for the colour-blind too.
+COLORS = {"allocated": "#0b6bcb", "reserved": "#d1620a", "device": "#6b4fa0"}
+BAND = "#e2f3e6"
+#: Errors beyond these per cent are drawn at the edge.
+EDGE = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,19 +145,11 @@ def measure(folder: Path, *, quick: bool) -> Section:
         exact += dry.peak_bytes == run.peak_bytes
         by_version += dry.peak_bytes != run.peak_bytes and dry.peak_bytes - run.peak_bytes == version_bytes(run)
         reserved.append(100 * abs(dry.peak_reserved_bytes / run.peak_reserved_bytes - 1))
-        rows.append(
-            (
-                f"`{run.name}`",
-                f"{run.card}, torch {run.torch}",
-                f"{len(run.sizes):,}",
-                f"{len(run.sizes) - missing:,}",
-                f"{extra:,}",
-                format_bytes(run.peak_bytes),
-                _error(dry.peak_bytes, run.peak_bytes),
-                _error(dry.end_bytes, run.end_bytes),
-                _error(dry.peak_reserved_bytes, run.peak_reserved_bytes),
-            )
-        )
+        counts = (f"{count:,}" for count in (len(run.sizes), len(run.sizes) - missing, extra))
+        sizes = ("peak_bytes", "end_bytes", "peak_reserved_bytes")
+        errors = (_error(getattr(dry, size), getattr(run, size)) for size in sizes)
+        name = f"`{run.name}`", f"{run.card}, torch {run.torch}"
+        rows.append((*name, *counts, format_bytes(run.peak_bytes), *errors))
         if run.name == DRAWN and not quick:
             title = f"One training step on an RTX 4090, and its dry run: {len(run.sizes):,} allocations"
             marks = [(gap.real_from, gap.real_to) for gap in gaps]
@@ -148,18 +160,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "Allocations of real GPUs",
         "What a GPU wrote into a public memory snapshot (tests/real_gpus: sources and licences), beside a dry run of a "
         "script that does the same; requested bytes, rounded up to 512 on both sides.",
-        (
-            "run",
-            "GPU",
-            "allocations",
-            "equal, in order",
-            "more in the dry run",
-            "peak",
-            "error of the peak",
-            "of the end",
-            "of reserved",
-        ),
-        tuple(rows),
+        ("run", "GPU", *_ALLOCATIONS, "peak", "error of the peak", "of the end", "of reserved"),
+        rows,
         verdict(
             f"every peak equal to the byte ({exact} of {len(runs)}), but for workspaces that depend on torch's version "
             f"({by_version}, to the byte); reserved within {MEDIAN} % in the median "
@@ -188,9 +190,96 @@ def read_points() -> list[Point]:
 
 def _error(dry_bytes: int, real_bytes: int) -> str:
     error = dry_bytes - real_bytes
-    return f"{error:+,} B ({100 * error / real_bytes:+.2f} %)" if error else "0 B"
+    return f"{error:+,} B ({signed_percent(error / real_bytes)})" if error else "0 B"
 
 
 def _write(name: str, text: str) -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     (FIGURES / f"{name}.svg").write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A job whose peak is known.
+
+    Attributes:
+        name: Of the job.
+        kind: Of the counter: allocated, reserved or device.
+        real_bytes: Peak on the GPU.
+        dry_bytes: Peak of the dry run.
+    """
+
+    name: str
+    kind: str
+    real_bytes: int
+    dry_bytes: int
+
+    @property
+    def error(self) -> float:
+        """By how many per cent the dry run is higher."""
+        return 100 * (self.dry_bytes / self.real_bytes - 1)
+
+
+def draw_scatter(points: Sequence[Point]) -> str:
+    """Draws predicted against real peaks, and below each the error, by the size of the job.
+
+    Args:
+        points: One for each peak.
+
+    Returns:
+        The text of an SVG file.
+    """
+    low = 2.0 ** math.floor(math.log2(min(min(one.real_bytes, one.dry_bytes) for one in points) / GIB))
+    high = 2.0 ** math.ceil(math.log2(max(max(one.real_bytes, one.dry_bytes) for one in points) / GIB))
+    span = math.log2(high / low)
+    inner = WIDTH - LEFT - RIGHT
+    top, height, gap, strip = 56, 430, 58, 190
+
+    def across(size: float) -> float:
+        return LEFT + inner * math.log2(size / GIB / low) / span
+
+    def up(size: float) -> float:
+        return top + height - height * math.log2(size / GIB / low) / span
+
+    def error_at(error: float) -> float:
+        return top + height + gap + strip / 2 - strip / 2 * max(-EDGE, min(EDGE, error)) / EDGE
+
+    high_y = error_at(2)
+    body = [text_at(LEFT, 22, "Peak memory: dry run without a GPU, against the GPU's own counter", size=15, weight=600)]
+    ticks = [low * 2**index for index in range(round(span) + 1)]
+    bottom = top + height + gap + strip
+    for tick in ticks:
+        x, y = across(tick * GIB), up(tick * GIB)
+        label = f"{tick:g}"
+        body += [
+            line(x, top, x, top + height, FAINT),
+            line(x, top + height + gap, x, bottom, FAINT),
+            line(LEFT, y, WIDTH - RIGHT, y, FAINT),
+            text_at(LEFT - 8, y + 4, label, anchor="end"),
+            text_at(x, bottom + 18, label, anchor="middle"),
+        ]
+    body += [
+        line(across(low * GIB), up(low * GIB), across(high * GIB), up(high * GIB), INK, dash="4 4"),
+        text_at(LEFT, top - 10, "dry run, GiB"),
+        text_at(WIDTH - RIGHT, bottom + 38, "GPU, GiB", anchor="end"),
+        text_at(LEFT, top + height + gap - 10, "error of the dry run, % (band: 2 %)"),
+        f'<rect x="{LEFT}" y="{high_y:.1f}" width="{inner}" height="{error_at(-2) - high_y:.1f}" fill="{BAND}"/>',
+    ]
+    for error in (-EDGE, -10, 0, 10, EDGE):
+        y = error_at(error)
+        body += [
+            line(LEFT, y, WIDTH - RIGHT, y, FAINT),
+            text_at(LEFT - 8, y + 4, f"{error:+g}" if error else "0", anchor="end"),
+        ]
+    for kind, color in COLORS.items():
+        chosen = [one for one in points if one.kind == kind]
+        for one in chosen:
+            title = f"<title>{escape(one.name)}: {one.error:+.2f} %</title>"
+            x = across(one.real_bytes)
+            for y in (up(one.dry_bytes), error_at(one.error)):
+                body.append(
+                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}" fill-opacity="0.65" stroke="#fff" '
+                    f'stroke-width="0.8">{title}</circle>'
+                )
+    body += legend([(f"{kind} ({sum(one.kind == kind for one in points)})", color) for kind, color in COLORS.items()])
+    return picture(body, bottom + 50, "Scatter of predicted against real peaks")

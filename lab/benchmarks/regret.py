@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.benchmarks.recording import JOBS, Job, run
+from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, peak_bytes, run
 from lab.benchmarks.section import Section, verdict
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, changed_at_random, find_options
@@ -23,7 +22,6 @@ from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
 from memprof.policies.registry import default_policies, policy_types
-from memprof.replay.live import live_bytes
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -72,7 +70,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "policies, and what is faster and fits is kept. Times are predicted ones on both sides. Last column: the "
         "largest difference between two budgets 1 % of the peak apart, from 72 to 58 %.",
         ("job", "operators", *(f"{share:.0%}" for share in SHARES), "steepest"),
-        tuple(rows),
+        rows,
         verdict(
             f"regret at most {BAR} points: {worst:.2f}; no difference above {CLIFF:.0f} points: {steepest:.1f}",
             passed=worst <= BAR and steepest <= CLIFF,
@@ -82,22 +80,17 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 def _recorded(folder: Path, model: str, scale: int, device: str) -> Step:
     path = folder / f"searched-{model}-{scale}-{device or 'cpu'}.memprof"
+    job = Job(SCRIPT, (model, "--scale", str(scale), *(("--device", "cuda") if device else ())))
     if device:
-        job = Job(SCRIPT, (model, "--scale", str(scale), "--device", "cuda"))
-        words = ["record", "-q", "-f", "-o", str(path), "--dry-run", "--device", device]
-        run([sys.executable, "-m", "memprof.cli.main", *words, *job.command[1:]], folder)
+        run(job.followed(path, "--dry-run", "--device", device), folder)
     else:
-        run(Job(SCRIPT, (model, "--scale", str(scale))).recorded(path, steps=1), folder, OMP_NUM_THREADS="1")
+        run(job.recorded(path, steps=1), folder, **ONE_THREAD)
     return Trace.open(path).fullest_step()
-
-
-def _peak(step: Step) -> int:
-    return int(live_bytes(step).during.max())
 
 
 def _regret(step: Step, share: float, seconds: float) -> tuple[float, str]:
     """Returns the points of the step time that a long search gains, and the cell that says so."""
-    found = explore(step, SearchRequest(int(_peak(step) * share), time_limit_s=600.0))
+    found = explore(step, SearchRequest(int(peak_bytes(step) * share), time_limit_s=600.0))
     if found.best is None:
         return 0.0, "-"
     best = min((_improved(step, one, found.search_request, seconds) for one in _starts(found.fitting)), key=rank)
@@ -163,7 +156,7 @@ def _setting(policy: Policy) -> tuple[type[Policy], object]:
 
 def _steepest(step: Step) -> float:
     """Returns the largest difference in time between two budgets one per cent of the peak apart, in points."""
-    peak, times = _peak(step), []
+    peak, times = peak_bytes(step), []
     for percent in STEPS:
         found = explore(step, SearchRequest(peak * percent // 100, time_limit_s=600.0))
         if found.best is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lab.benchmarks.recording import JOBS, ROOT, Job, run
+from lab.benchmarks.recording import JOBS, ONE_THREAD, ROOT, Job, peak_bytes, reason_of, run, run_for_json
 from lab.benchmarks.section import Section, verdict
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
@@ -18,7 +17,6 @@ from memprof.planners.graph.project import remat_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.remat.policy import Remat
-from memprof.replay.live import live_bytes
 from memprof.replay.time import op_cost_us
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -28,7 +26,6 @@ LAYERS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "
 ORDINARY = ("gpt", "resnet", "unet")
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 SHARE_BAR, OPERATOR_BAR_US, TIME_BAR = 0.01, 5.0, 1.03
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -95,14 +92,14 @@ def measure(folder: Path, *, quick: bool) -> Section:
     late: list[str] = []
     for model in _models(quick=quick):
         base = folder / "base.memprof"
-        printed = run(model.job.recorded(base, skip=model.skip), folder, **_ONE_THREAD).stdout
+        printed = run(model.job.recorded(base, skip=model.skip), folder, **ONE_THREAD).stdout
         step = _steady(base, model)
         for share in model.shares:
             try:
-                outcomes.append(_within(model, f"{share:.0%}", step, int(_peak(step) * share), printed, folder))
+                outcomes.append(_within(model, f"{share:.0%}", step, int(peak_bytes(step) * share), printed, folder))
             except RuntimeError as error:
                 least = _least_share(step)
-                sentence = str(error).strip().rpartition("memprof: ")[2].partition(" at once")[0]
+                sentence = reason_of(error).partition(" at once")[0]
                 refused.append((model.title, f"{share:.0%}", *["-"] * 5, f"{sentence}; predicted least {least:.0%}"))
         if model.layers and not quick:
             beside = _beside_checkpoint(model, step, printed, folder)
@@ -110,7 +107,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
             if len(beside) > 1 and beside[1].slowdown > beside[0].slowdown:
                 late.append(model.title)
     planned = _planned(folder, quick=quick)
-    small = json.loads(run([sys.executable, str(JOBS / "many_operators.py")], folder, PYTHONPATH=str(ROOT)).stdout)
+    small = run_for_json([sys.executable, str(JOBS / "many_operators.py")], folder, PYTHONPATH=str(ROOT))
     mode_us, all_us = ((small[key] - small["plain_us"]) / small["operators"] for key in ("mode_us", "remat_us"))
     over = max(outcome.over for outcome in outcomes)
     equal = sum(outcome.is_equal for outcome in outcomes)
@@ -129,13 +126,12 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Memory cap enforced by remat",
         "The jobs of tests/policies/jobs, plain and under `memprof record --remat`, on one thread; the peak is the "
-        "highest of the recorded steps, times are of "
-        "steps without the recorder, after evictions are planned. The operators of the first jobs take 10 to 60 us, so "
-        "that bookkeeping counts; those of the larger ones, milliseconds. Checkpoint rows: all repeated "
-        "layers under activation checkpointing, then remat with their peak as its budget. Recomputed: time of "
-        "recomputation as a share of the rest, in one timed step; recomputed work: the same operators with their times "
-        f"in the plain recording, from which the prediction is made too. {planned} Overhead: CPU time of a step of "
-        f"{small['operators']:,} operators on 32 numbers.",
+        "highest of the recorded steps, times are of steps without the recorder, after evictions are planned. The "
+        "operators of the first jobs take 10 to 60 us, so that bookkeeping counts; those of the larger ones, "
+        "milliseconds. Checkpoint rows: all repeated layers under activation checkpointing, then remat with their peak "
+        "as its budget. Recomputed: time of recomputation as a share of the rest, in one timed step; recomputed "
+        f"work: the same operators with their times in the plain recording, from which the prediction is made too. "
+        f"{planned} Overhead: CPU time of a step of {small['operators']:,} operators on 32 numbers.",
         ("model", "budget", "peak / budget", "losses", "step time", "recomputed", "recomputed work", "predicted"),
         (*(outcome.row for outcome in outcomes), *refused),
         verdict(text, passed=passed),
@@ -144,10 +140,10 @@ def measure(folder: Path, *, quick: bool) -> Section:
 
 def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, folder: Path) -> Outcome:
     head = folder / "head.memprof"
-    done = run(_under(model.job, head, model.skip, "--remat", str(budget)), folder, **_ONE_THREAD)
+    done = run(model.job.recorded(head, "--remat", str(budget), skip=model.skip), folder, **ONE_THREAD)
     measured = _steady(head, model)
     trace = Trace.open(head)
-    over = max(_peak(trace.step(number)) for number in trace.recorded_steps) / budget
+    over = max(peak_bytes(trace.step(number)) for number in trace.recorded_steps) / budget
     work = _work(trace.step(step.number), step)
     try:
         predicted: float | None = _share(Remat(budget=str(budget)).transform(step))
@@ -156,16 +152,8 @@ def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, f
         predicted, told = None, "does not fit"
     is_equal = done.stdout == printed
     slowdown = measured.duration_us / step.duration_us
-    row = (
-        model.title,
-        title,
-        f"{over:.4f}",
-        "equal" if is_equal else "DIFFER",
-        f"{slowdown:.2f} x",
-        f"{_share(measured):.1%}",
-        f"{work:.1%}",
-        told,
-    )
+    losses, time = "equal" if is_equal else "DIFFER", f"{slowdown:.2f} x"
+    row = (model.title, title, f"{over:.4f}", losses, time, f"{_share(measured):.1%}", f"{work:.1%}", told)
     overhead = slowdown / (1 + _share(measured)) if model.is_ordinary else 0.0
     return Outcome(row, over, is_equal, None if predicted is None else predicted - work, slowdown, overhead)
 
@@ -173,26 +161,18 @@ def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, f
 def _beside_checkpoint(model: Model, step: Step, printed: bytes, folder: Path) -> list[Outcome]:
     """Compares remat with checkpointing by layers, at the peak that the latter reaches."""
     head = folder / "checkpointed.memprof"
-    done = run(_under(model.job, head, model.skip, "--checkpoint", model.layers), folder, **_ONE_THREAD)
+    done = run(model.job.recorded(head, "--checkpoint", model.layers, skip=model.skip), folder, **ONE_THREAD)
     checkpointed = _steady(head, model)
-    peak = _peak(checkpointed)
-    title = f"{peak / _peak(step):.0%}"
+    peak = peak_bytes(checkpointed)
+    title = f"{peak / peak_bytes(step):.0%}"
     slowdown = checkpointed.duration_us / step.duration_us
-    row = (
-        model.title,
-        f"checkpoint: {title}",
-        "1.0000",
-        "equal" if done.stdout == printed else "DIFFER",
-        f"{slowdown:.2f} x",
-        f"{_share(checkpointed):.1%}",
-        "-",
-        "-",
-    )
+    losses, time = "equal" if done.stdout == printed else "DIFFER", f"{slowdown:.2f} x"
+    row = (model.title, f"checkpoint: {title}", "1.0000", losses, time, f"{_share(checkpointed):.1%}", "-", "-")
     found = [Outcome(row, 1.0, done.stdout == printed, None, slowdown)]
     try:
         found.append(_within(model, f"as checkpoint: {title}", step, peak, printed, folder))
     except RuntimeError as error:
-        refusal = str(error).strip().rpartition("memprof: ")[2].partition(" at once")[0]
+        refusal = reason_of(error).partition(" at once")[0]
         found[0] = replace(found[0], row=(*row[:-1], f"remat at this peak: {refusal}"))
     return found
 
@@ -201,31 +181,25 @@ def _planned(folder: Path, *, quick: bool) -> str:
     """Has the job run what planners' schedules make again, and says what came of it."""
     base, plan, head = folder / "resnet.memprof", folder / "remat.toml", folder / "planned.memprof"
     model = _small("resnet", ())
-    run(model.job.recorded(base, skip=model.skip), folder, **_ONE_THREAD)
+    run(model.job.recorded(base, skip=model.skip), folder, **ONE_THREAD)
     step = _steady(base, model)
     graph = graph_of(step)
     parts = []
     for planner in ("dtr",) if quick else ("checkmate", "dtr", "knapsack"):
-        finding = find_plan(step, int(_peak(step) * 0.7), planner=planner, time_limit_s=30)
+        finding = find_plan(step, int(peak_bytes(step) * 0.7), planner=planner, time_limit_s=30)
         policy = None if finding.runs is None else remat_of(step, graph, finding.runs)
         if policy is None:
             parts.append(f"{planner}: {finding.status}")
             continue
         written, predicted = Plan((policy,)).predict(step, trace=base.name)
         write_plan(plan, written)
-        run(_under(model.job, head, model.skip, "--plan", str(plan)), folder, **_ONE_THREAD)
+        run(model.job.recorded(head, "--plan", str(plan), skip=model.skip), folder, **ONE_THREAD)
         measured = _steady(head, model)
         parts.append(
-            f"{planner}: schedule {finding.schedule_peak_bytes:,}, predicted {_peak(predicted):,}, measured "
-            f"{_peak(measured):,} bytes, again {_share(predicted):.1%} predicted, {_share(measured):.1%} measured"
+            f"{planner}: schedule {finding.schedule_peak_bytes:,}, predicted {peak_bytes(predicted):,}, measured "
+            f"{peak_bytes(measured):,} bytes, again {_share(predicted):.1%} predicted, {_share(measured):.1%} measured"
         )
     return f"Planned mode, resnet at 70 %, {'; '.join(parts)}."
-
-
-def _under(job: Job, output: Path, skip: int, *flags: str) -> list[str]:
-    command = job.recorded(output, skip=skip)
-    place = command.index("record") + 1
-    return [*command[:place], *flags, *command[place:]]
 
 
 def _steady(path: Path, model: Model) -> Step:
@@ -238,10 +212,6 @@ def _steady(path: Path, model: Model) -> Step:
     if step.number < model.skip:
         raise ValueError(f"{path.name} holds step {step.number}: the job ended before step {model.skip}")
     return step
-
-
-def _peak(step: Step) -> int:
-    return int(live_bytes(step).during.max())
 
 
 def _share(step: Step) -> float:
@@ -267,7 +237,7 @@ def _work(run: Step, plain: Step) -> float:
 
 def _least_share(step: Step) -> float:
     """Returns the smallest share of the peak that the prediction holds, within half a percent."""
-    low, high, peak = 0.0, 1.0, _peak(step)
+    low, high, peak = 0.0, 1.0, peak_bytes(step)
     while high - low > 0.005:
         middle = (low + high) / 2
         try:

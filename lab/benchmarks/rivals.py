@@ -13,12 +13,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks.recording import JOBS, Job, environment, run, run_for_json
+from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, ask, environment, run, run_for_json
 from lab.benchmarks.section import Section, verdict
 from tests import truth
 
 SCRIPT, PLANNERS = JOBS / "rivals.py", JOBS / "rival_plans.py"
-MEMPROF = (sys.executable, "-m", "memprof.cli.main")
 MODELS = ("gpt", "vit", "resnet", "unet")
 #: Budgets: these shares of what the plain job's peak has above its static state.
 SHARES = (0.8, 0.6, 0.45)
@@ -26,6 +25,8 @@ SHARES = (0.8, 0.6, 0.45)
 COMPILED = (1.0, *SHARES)
 #: What the rivals need, installed in a folder of this benchmark alone.
 PACKAGES = ("ckptplan==0.1.0rc1", "pulp==3.3.2", "pwlf==2.7.0")
+#: The tools, as the table names them.
+COLUMNS = ("every layer", "SAC planner (sac_ilp)", "ckptplan", "torch.compile", "memprof, checkpoint", "memprof")
 #: Chunks of a chunked loss.
 _CHUNKS = "8"
 #: Steps at the beginning that do not count.
@@ -138,16 +139,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         "measure on CUDA only, so they are given operator times and bytes of each block measured here in the same way; "
         "the optimizer's state, which torch's does not count, is "
         f"subtracted from its budget. Packages: {', '.join(PACKAGES)}.",
-        (
-            "model, budget",
-            "every layer",
-            "SAC planner (sac_ilp)",
-            "ckptplan",
-            "torch.compile",
-            "memprof, checkpoint",
-            "memprof",
-        ),
-        tuple((f"{one.model}, {one.share:.0%}", *(one.cell(column) for column in one.columns)) for one in budgets),
+        ("model, budget", *COLUMNS),
+        [(f"{one.model}, {one.share:.0%}", *(one.cell(column) for column in one.columns)) for one in budgets],
         verdict(
             f"ours is never above the budget ({len(planned) - len(over)} of {len(planned)} within, "
             f"{exact} of them with the predicted peak to the byte) and the fastest of all that fit ({won} of "
@@ -214,7 +207,7 @@ class Bench:
     def __post_init__(self) -> None:
         # Compiled code is kept from a row's first process to its later ones, and compiled on one core.
         self._environment = {
-            "OMP_NUM_THREADS": "1",
+            **ONE_THREAD,
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
         }
@@ -263,9 +256,8 @@ class Bench:
         for share, loss in itertools.product(runs, self._losses) if runs else ():
             compiled += ["--compiled", str(self._recorded(f".@{share}", loss))]
         asked = ("--budget", str(budget), *flags, *compiled, "--time-limit", str(self.search_s), "--write", str(plan))
-        command = [*MEMPROF, "suggest", str(self._recorded()), *asked, "-f", "--json"]
         try:
-            told = json.loads(run(command, self.folder).stdout)
+            told = ask(self.folder, "suggest", str(self._recorded()), *asked, "-f")
         except RuntimeError as error:
             raise RefusedError("nothing fits") if "ended with 4" in str(error) else error from None
         rival.predicted_bytes = told["plans"][0]["peak_allocated_bytes"]
@@ -275,9 +267,8 @@ class Bench:
     @cached_property
     def _losses(self) -> tuple[str, ...]:
         """How the loss of compiled runs is computed: "" as the job does, and in chunks where that applies."""
-        command = [*MEMPROF, "predict", str(self._recorded()), "--loss", _CHUNKS, "--json"]
         try:
-            run(command, self.folder)
+            ask(self.folder, "predict", str(self._recorded()), "--loss", _CHUNKS)
         except RuntimeError as error:
             if "ended with 2" in str(error):
                 return ("",)
@@ -288,10 +279,9 @@ class Bench:
         """Records the plain job once, or under the compiler, and with a chunked loss."""
         path = self.folder / f"{self.model}{compiled}{loss and f'-loss-{loss}'}.memprof"
         if not path.exists():
-            command = Job(SCRIPT, (self.model, "--steps", str(self.steps))).recorded(path, steps=2)
-            place = command.index("record") + 1
             more = [*(("--compile", compiled) if compiled else ()), *(("--loss", loss) if loss else ())]
-            run([*command[:place], *more, *command[place:]], self.folder, **self._environment)
+            job = Job(SCRIPT, (self.model, "--steps", str(self.steps)))
+            run(job.recorded(path, *more, steps=2), self.folder, **self._environment)
         return path
 
     def ask(self, rival: Rival, planner: str, budget: int) -> tuple[str, ...]:

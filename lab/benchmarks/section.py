@@ -1,10 +1,19 @@
-"""One table of measured figures, for the terminal and for docs/benchmarks.md."""
+"""One table of measured figures, for the terminal and for the page it is in, and what it was measured on."""
 
 from __future__ import annotations
 
+import os
+import platform
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 
+import psutil
 from rich.table import Table
+
+from memprof.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class Section:
     title: str
     how: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     bar: str = ""
     page: str = "benchmarks.md"
 
@@ -50,3 +59,40 @@ class Section:
 def verdict(text: str, *, passed: bool) -> str:
     """Returns the sentence for a bar and whether it was passed."""
     return f"Bar: {text}: {'passed' if passed else 'NOT passed'}."
+
+
+def middle_and_quartiles(values: Sequence[float]) -> tuple[str, str]:
+    """Returns the cells with the median of ratios and their quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f}", f"{low:.3f} to {high:.3f}"
+
+
+def signed_percent(ratio: float, digits: int = 2) -> str:
+    """Returns an error, given as a share, in per cent with its sign; 0 without one."""
+    return f"{100 * ratio:+.{digits}f} %" if round(100 * ratio, digits) else f"{0:.{digits}f} %"
+
+
+def describe_machine() -> str:
+    """Returns one paragraph: processor, cores, memory, system and versions."""
+    return (
+        f"{_processor()}, {_cores()} cores, {format_bytes(psutil.virtual_memory().total)} of memory, "
+        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {version('torch')}."
+    )
+
+
+def describe_load() -> str:
+    """Returns one sentence on how busy the machine is: the load average of the last minute and the number of cores."""
+    return f"Load average when timing began: {os.getloadavg()[0]:.1f} on {_cores()} cores."
+
+
+def _cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

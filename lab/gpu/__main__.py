@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from lab.gpu.machine import ask_machine
-from lab.gpu.page import markdown_of, table_of
-from lab.gpu.results import Results
+from lab.gpu.results import Results, table_of
 from lab.gpu.running import SHARES, run_section
 
 OLDEST_TORCH = (2, 11)
@@ -46,7 +45,7 @@ def main() -> int:
         seconds = left * SHARES[name] / sum(SHARES[later] for later in names[number:])
         section = run_section(name, args.device, args.out, seconds)
         results.put(section)
-        results.write(markdown_of(results))
+        results.write()
         print(f"\n{table_of(section)}\n({name}: {section.status}, {section.seconds:.0f} s)", flush=True)
     done = [results.sections[name] for name in names]
     print(f"\n{results.summary(done)}\nWritten: {args.out / 'results.json'} and {args.out / 'results.md'}")

@@ -21,17 +21,8 @@ HOW = (
     "end; then it is dry-run on a virtual card of the same kind, and `memprof compare-allocations` compares the two. "
     "Requested bytes, rounded up to 512 on both sides; reserved as the allocator had it."
 )
-COLUMNS = (
-    "job",
-    "allocations",
-    "equal, in order",
-    "more in the dry run",
-    "peak",
-    "error",
-    "reserved",
-    "error",
-    "of the device",
-)
+_ALLOCATIONS = ("allocations", "equal, in order", "more in the dry run")
+COLUMNS = ("job", *_ALLOCATIONS, "peak", "error", "reserved", "error", "of the device")
 PEAK_BAR, RESERVED_BAR = 0.01, 0.01
 _STEPS = 3
 
@@ -64,31 +55,15 @@ _OWN = {
     "unet fp32": Job("unet", ("--optimizer", "sgd")),
     "unet bf16": Job("unet", ("--precision", "bf16")),
 }
-#: The jobs of jobs/popular.py, and the package each needs.
+#: The jobs of jobs/popular.py, by the package that they need, if any.
 _POPULAR = {
-    "gpt2": "transformers",
-    "bert": "transformers",
-    "t5": "transformers",
-    "qwen3": "transformers",
-    "mixture": "transformers",
-    "mamba": "transformers",
-    "whisper": "transformers",
-    "wav2vec2": "transformers",
-    "llama_lora": "peft",
-    "llama_checkpointed": "transformers",
-    "timm_vit": "timm",
-    "timm_resnet50": "timm",
-    "timm_convnext": "timm",
-    "timm_efficientnet": "timm",
-    "torchvision_resnet50": "torchvision",
-    "torchvision_swin": "torchvision",
-    "torchvision_vgg": "torchvision",
-    "deeplab": "torchvision",
-    "faster_rcnn": "torchvision",
-    "diffusion": "diffusers",
-    "lstm": "",
-    "volumes": "",
-    "graph": "torch_geometric",
+    "transformers": ("gpt2", "bert", "t5", "qwen3", "mixture", "mamba", "whisper", "wav2vec2", "llama_checkpointed"),
+    "peft": ("llama_lora",),
+    "timm": ("timm_vit", "timm_resnet50", "timm_convnext", "timm_efficientnet"),
+    "torchvision": ("torchvision_resnet50", "torchvision_swin", "torchvision_vgg", "deeplab", "faster_rcnn"),
+    "diffusers": ("diffusion",),
+    "": ("lstm", "volumes"),
+    "torch_geometric": ("graph",),
 }
 
 
@@ -103,8 +78,8 @@ def jobs(place: Place) -> list[Whole]:
         script, *arguments = one.command(place, _STEPS)
         on_device = ["cuda" if word == place.device else word for word in arguments]
         found.append(Whole(name, Path(script).name, tuple(on_device)))
-    for name, needs in _POPULAR.items():
-        found.append(Whole(name, "popular.py", (name, "--steps", str(_STEPS)), needs))
+    for needs, names in _POPULAR.items():
+        found += [Whole(name, "popular.py", (name, "--steps", str(_STEPS)), needs) for name in names]
     return found[: 1 if place.is_rehearsal else None]
 
 
@@ -125,22 +100,14 @@ def measure(place: Place, found: Found) -> None:
         errors["peak"].append(abs(compared["peak_error_bytes"]) / real["peak_bytes"])
         errors["reserved"].append(abs(compared["reserved_error_bytes"]) / real["peak_reserved_bytes"])
         equal += not compared["peak_error_bytes"]
-        found.add(
-            (
-                one.name,
-                f"{real['allocations']:,}",
-                f"{compared['equal_in_order']:,}",
-                f"{dry['allocations'] - compared['equal_in_order']:,}",
-                format_bytes(real["peak_bytes"]),
-                f"{compared['peak_error_bytes'] / real['peak_bytes']:+.2%}" if compared["peak_error_bytes"] else "0 B",
-                format_bytes(real["peak_reserved_bytes"]),
-                f"{compared['reserved_error_bytes'] / real['peak_reserved_bytes']:+.2%}",
-                format_bytes(ran[one]["process_bytes"]) if ran[one]["process_bytes"] else "",
-            ),
-            job=one.name,
-            ran=ran[one],
-            compared=compared,
-        )
+        off = compared["peak_error_bytes"]
+        counts = real["allocations"], compared["equal_in_order"], dry["allocations"] - compared["equal_in_order"]
+        peak = format_bytes(real["peak_bytes"]), f"{off / real['peak_bytes']:+.2%}" if off else "0 B"
+        reserved = real["peak_reserved_bytes"]
+        cells = format_bytes(reserved), f"{compared['reserved_error_bytes'] / reserved:+.2%}"
+        process = format_bytes(ran[one]["process_bytes"]) if ran[one]["process_bytes"] else ""
+        row = (one.name, *(f"{count:,}" for count in counts), *peak, *cells, process)
+        found.add(row, job=one.name, ran=ran[one], compared=compared)
     if errors["peak"]:
         middle, worst = (pick(errors["peak"]) for pick in (statistics.median, max))
         text = f"peak: median {middle:.2%} (bar 1 %), worst {worst:.2%}, equal to the byte {equal} of {len(chosen)}"

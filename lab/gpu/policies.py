@@ -29,18 +29,8 @@ HOW = (
     "moments at which it waits for the device. Reserved bytes are predicted by the model of the caching allocator, "
     "begun empty."
 )
-COLUMNS = (
-    "model: plan",
-    "allocated, predicted",
-    "measured",
-    "error",
-    "reserved, predicted",
-    "measured",
-    "error",
-    "ms, predicted",
-    "measured",
-    "error",
-)
+_COUNTERS = ("allocated", "reserved", "ms")
+COLUMNS = ("model: plan", *(name for one in _COUNTERS for name in (f"{one}, predicted", "measured", "error")))
 #: What a run came to, by counter.
 Measured = dict[str, float]
 LEAST = 40
@@ -93,10 +83,7 @@ PLANS = {
 _COMMON = ("checkpoint", "bf16", "swap", "accumulate 2", "expandable", "checkpoint + bf16")
 #: The models, their patterns, and their plans.
 MODELS = {
-    "gpt": (
-        {"part": "layers.*", "half": "layers.[0-5]", "loss": "8,head"},
-        tuple(PLANS),
-    ),
+    "gpt": ({"part": "layers.*", "half": "layers.[0-5]", "loss": "8,head"}, tuple(PLANS)),
     "resnet50": (
         {"part": "blocks.*", "half": "blocks.[0-7]", "loss": ""},
         (*_COMMON, "fp16", "checkpoint half", "in backward", "accumulate 2 + checkpoint", "loop"),
@@ -105,12 +92,8 @@ MODELS = {
     "lstm": ({"part": "layers.*", "half": "layers.0", "loss": "8,predict"}, (*_COMMON, "loss in 8 chunks", "loop")),
     "unet": ({"part": "down.*,up.*", "half": "down.*", "loss": ""}, (*_COMMON, "compress", "checkpoint half")),
 }
-REHEARSED = {
-    "gpt": (
-        {"part": "layers.*", "half": "layers.0", "loss": "8,head"},
-        ("checkpoint", "accumulate 2", "swap"),
-    ),
-}
+_TINY = {"part": "layers.*", "half": "layers.0", "loss": "8,head"}
+REHEARSED = {"gpt": (_TINY, ("checkpoint", "accumulate 2", "swap"))}
 
 
 def cases(place: Place) -> dict[str, list[Case]]:

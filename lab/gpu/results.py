@@ -1,10 +1,11 @@
-"""Results: one section at a time, and all of them in results.json, rewritten after each."""
+"""Results: one section at a time, and all of them in results.json and as a page, rewritten after each."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from memprof.trace.files.whole_file import whole_file
 SCHEMA = 1
 #: How a section can end. Whatever it had found by then is kept in every case.
 OK, BROKEN, TIMED_OUT = "ok", "broken", "timed out"
+_NO_BAR = {True: "passed", False: "NOT passed", None: "not judged here"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Results:
         """Adds or replaces a section."""
         self.sections[section.name] = section
 
-    def write(self, markdown: str) -> None:
+    def write(self) -> None:
         """Writes results.json and results.md."""
         record = {
             "schema": SCHEMA,
@@ -123,7 +125,7 @@ class Results:
         }
         _write(self.folder / "results.json", record)
         with whole_file(self.folder / "results.md") as file:
-            file.write(markdown.encode())
+            file.write(markdown_of(self).encode())
 
     def summary(self, done: list[Section]) -> str:
         """Says in a line or two what passed."""
@@ -132,6 +134,56 @@ class Results:
         lines += [f"{section.name}: {text}" for section in done for text in section.errors]
         passed = sum(section.passed for section in done)
         return "\n".join([f"{passed} of {len(done)} sections passed.", *(f"  not: {line}" for line in lines)])
+
+
+def table_of(section: Section) -> str:
+    """Writes a section with its columns aligned."""
+    lines = [section.title or section.name, *_aligned(section.columns, section.rows)]
+    lines += [f"  {_bar(bar)}" for bar in section.bars]
+    lines += [f"  note: {note}" for note in section.notes]
+    lines += [f"  error: {error}" for error in section.errors]
+    if section.status != OK:
+        lines.append(f"  {section.status}: {section.error}")
+    return "\n".join(lines)
+
+
+def markdown_of(results: Results) -> str:
+    """Writes all sections as a page that begins with device, torch, driver and date."""
+    parts = [f"## On a GPU\n\n{results.title}\n"]
+    parts += [_markdown(section) for section in results.sections.values()]
+    return "\n".join(parts)
+
+
+def _markdown(section: Section) -> str:
+    lines = [f"### {section.title or section.name}", ""]
+    if section.how:
+        lines += [section.how, ""]
+    if section.rows:
+        lines.append("| " + " | ".join(section.columns) + " |")
+        lines.append("|---" + "|--:" * (len(section.columns) - 1) + "|")
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in section.rows]
+        lines.append("")
+    lines += [f"**{_bar(bar)}**\n" for bar in section.bars]
+    lines += [f"{note}\n" for note in section.notes]
+    lines += [f"Error: {error}\n" for error in section.errors]
+    if section.status != OK:
+        lines.append(f"{section.status.capitalize()}: {section.error}\n")
+    lines.append(f"Measured {section.date}, in {section.seconds:.0f} s.\n")
+    return "\n".join(lines)
+
+
+def _bar(bar: Bar) -> str:
+    return f"Bar: {bar.text}: {_NO_BAR[bar.passed]}."
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    table = [list(columns), *rows]
+    widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *(map(str.rjust, row[1:], widths[1:]))]).rstrip() for row in table
+    ]
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

@@ -51,25 +51,14 @@ def measure(place: Place, found: Found) -> None:
     fits = 0
     for case, row in side_by_side(place, found, items, lambda case: _try(place, case, *bases[case.model])):
         fits += row["fits"]
-        found.add(
-            (
-                case.model,
-                case.policies,
-                format_bytes(row["limit_bytes"]),
-                "out of memory" if row["ran_out"] else f"peak {format_bytes(row['base_bytes'])}",
-                row["plan"],
-                format_bytes(row["predicted_bytes"]),
-                format_bytes(row["measured_bytes"]),
-                format_bytes(row["reserved_bytes"]) if row["reserved_bytes"] else "",
-                f"{row['base_us'] / 1e3:.1f}",
-                f"{row['step_us'] / 1e3:.1f}",
-            ),
-            **row,
-        )
-    found.bar(
-        f"out of memory as it is, and within the limit under its plan: {fits} of {len(cases)}",
-        fits == len(cases),
-    )
+        limit, *sizes = (format_bytes(row[f"{name}_bytes"]) for name in ("limit", "predicted", "measured"))
+        as_it_is = "out of memory" if row["ran_out"] else f"peak {format_bytes(row['base_bytes'])}"
+        reserved = format_bytes(row["reserved_bytes"]) if row["reserved_bytes"] else ""
+        times = (f"{row[name] / 1e3:.1f}" for name in ("base_us", "step_us"))
+        cells = (case.model, case.policies, limit, as_it_is, row["plan"], *sizes, reserved, *times)
+        found.add(cells, **row)
+    text = f"out of memory as it is, and within the limit under its plan: {fits} of {len(cases)}"
+    found.bar(text, fits == len(cases))
 
 
 def _base(place: Place, model: str) -> tuple[Trace, int, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import dataclass
 
 from lab.gpu.runs import JOBS, run, side_by_side
 from lab.gpu.section import Found, Place
@@ -21,29 +20,22 @@ COLUMNS = ("saved tensors", "peak", "ratio", "ms a step", "ratio", "tokens a sec
 _WARM_UP = 3
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way of dealing with what is saved."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-
+#: Ways of dealing with what is saved: how the table names each, and the job's arguments.
 WAYS = {
-    "plain": Way("stay", ("--how", "plain")),
-    "save_on_cpu": Way("torch's save_on_cpu(pin_memory=True)", ("--how", "save_on_cpu")),
-    "recompute": Way("memprof: checkpoint", ("--how", "recompute")),
-    "swap": Way("memprof: swap, prefetch 1", ("--how", "swap")),
-    "swap 4": Way("memprof: swap, prefetch 4", ("--how", "swap", "--prefetch", "4")),
-    "swap 0": Way("memprof: swap, waiting for every copy", ("--how", "swap", "--prefetch", "0")),
+    "plain": ("stay", ("--how", "plain")),
+    "save_on_cpu": ("torch's save_on_cpu(pin_memory=True)", ("--how", "save_on_cpu")),
+    "recompute": ("memprof: checkpoint", ("--how", "recompute")),
+    "swap": ("memprof: swap, prefetch 1", ("--how", "swap")),
+    "swap 4": ("memprof: swap, prefetch 4", ("--how", "swap", "--prefetch", "4")),
+    "swap 0": ("memprof: swap, waiting for every copy", ("--how", "swap", "--prefetch", "0")),
 }
 
 
 def measure(place: Place, found: Found) -> None:
     """Trains under each."""
     ways = ("plain", "save_on_cpu", "swap") if place.is_rehearsal else WAYS
-    items = [(WAYS[key].name, key) for key in ways]
-    results = dict(side_by_side(place, found, items, lambda key: _run(place, WAYS[key])))
+    items = [(WAYS[key][0], key) for key in ways]
+    results = dict(side_by_side(place, found, items, lambda key: _run(place, WAYS[key][1])))
     plain = results.get("plain")
     figures = {}
     for key, result in results.items():
@@ -56,7 +48,7 @@ def measure(place: Place, found: Found) -> None:
     for key, one in figures.items():
         found.add(
             (
-                WAYS[key].name,
+                WAYS[key][0],
                 format_bytes(one["peak_bytes"]) if one["peak_bytes"] else "",
                 f"{one['peak_bytes'] / base['peak_bytes']:.2f}" if base and base["peak_bytes"] else "",
                 f"{one['step_us'] / 1e3:.1f}",
@@ -75,11 +67,11 @@ def measure(place: Place, found: Found) -> None:
         found.bar("the losses are those of the plain run, to the bit", all(one["same"] for one in figures.values()))
 
 
-def _run(place: Place, way: Way) -> dict[str, object]:
+def _run(place: Place, arguments: tuple[str, ...]) -> dict[str, object]:
     size = ("tiny", "4", "5") if place.is_rehearsal else ("small", "8", "10")
     words = ["--device", place.device, "--gate", str(place.folder("work") / "gate")]
     words += [word for pair in zip(("--size", "--batch", "--steps"), size, strict=True) for word in pair]
     # The job applies memprof's policies itself.
-    command = [sys.executable, str(JOBS / "swapped.py"), *words, *way.arguments]
+    command = [sys.executable, str(JOBS / "swapped.py"), *words, *arguments]
     printed, _ = run(place, command, has_memprof=True, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     return json.loads(printed.splitlines()[-1])

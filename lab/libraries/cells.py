@@ -55,7 +55,7 @@ class Cell:
 def families() -> list[str]:
     """Returns the families of transformers, read from the script that builds them."""
     text = (SCRIPTS / "families.py").read_text(encoding="utf-8")
-    return re.findall(r'^    "([\w-]+)": \(', text.partition("FAMILIES = {")[2].partition("\n}")[0], re.MULTILINE)
+    return re.findall(r'^    "([\w-]+)": ', text.partition("FAMILIES = {")[2].partition("\n}")[0], re.MULTILINE)
 
 
 def cells() -> list[Cell]:
@@ -71,9 +71,9 @@ def cells() -> list[Cell]:
         *(Cell(kind, "peft", "peft_causal", (kind,)) for kind in ("lora", "dora")),
         Cell("qlora", "peft, bitsandbytes", "qlora"),
         Cell("lora-8bit", "peft, bitsandbytes", "qlora", ("8bit",)),
-        Cell("sft", "trl", "trl_sft"),
-        Cell("dpo", "trl", "trl_dpo"),
-        Cell("grpo", "trl", "trl_grpo"),
+        Cell("sft", "trl", "trl_training", ("sft",)),
+        Cell("dpo", "trl", "trl_training", ("dpo",)),
+        Cell("grpo", "trl", "trl_training", ("grpo",)),
         Cell("unet", "diffusers", "diffusers_model", ("unet",)),
         Cell("dit", "diffusers", "diffusers_model", ("dit",)),
         Cell("unet-resident", "diffusers", "diffusers_model", ("unet", "resident")),

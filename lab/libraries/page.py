@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks.machine import describe_machine
+from lab.benchmarks.section import describe_machine
 from lab.libraries.cells import Cell, cells
 from lab.libraries.measure import CARDS, VISION
 from memprof.units import format_bytes

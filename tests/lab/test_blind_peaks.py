@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.benchmarks import blind_peaks, real_gpus
 from lab.benchmarks.blind_peaks import CARDS, BlindPeak, Prediction, compare, read_peaks, read_predictions
-from lab.benchmarks.charts import Point, draw_scatter
+from lab.benchmarks.real_gpus import Point, draw_scatter
 from memprof.cli.pages.allocations_page import draw_timelines
 from memprof.machines.catalogue import find_machine
 

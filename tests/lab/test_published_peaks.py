@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from lab.benchmarks import blind_peaks
 from lab.benchmarks.jobs.fake_counts import LiveStorages
-from lab.benchmarks.published_peaks import BARS, CARDS, COUNTERS, FOLDER, OURS, PEERS, Counted, compare, read_peaks
+from lab.benchmarks.published_peaks import (
+    BARS,
+    CARDS,
+    COUNTERS,
+    FOLDER,
+    OURS,
+    PEERS,
+    SCRIPT,
+    Counted,
+    compare,
+    read_peaks,
+)
 from memprof.machines.catalogue import find_machine
 
 PEAKS = {peak.id: peak for peak in read_peaks()}
@@ -17,8 +30,10 @@ def test_every_peak_has_its_own_id_and_every_job_a_peak() -> None:
     """No figure is listed twice, no row's script is missing, and no script is without a row."""
     peaks = read_peaks()
     assert len(PEAKS) == len(peaks) == 31
-    jobs = {peak.job for peak in peaks} | {peak.job for peak in blind_peaks.read_peaks()}
-    assert jobs == {path.stem for path in (FOLDER / "jobs").glob("*.py")}
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert {peak.job for peak in peaks} == set(re.findall(r'^    "(\w+)": ', text, re.MULTILINE))
+    scripts = {SCRIPT.stem} | {peak.job for peak in blind_peaks.read_peaks()}
+    assert scripts == {path.stem for path in (FOLDER / "jobs").glob("*.py")}
 
 
 def test_no_job_is_in_both_sets() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.gpu.page import markdown_of, table_of
 from lab.gpu.policies import LEAST, MODELS, PLANS
 from lab.gpu.replayed import written_down
-from lab.gpu.results import BROKEN, Bar, Results, Section
+from lab.gpu.results import BROKEN, Bar, Results, Section, markdown_of, table_of
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
 from memprof.replay.allocator.rules import MIB, Settings
 from tests.devices import compare_recording
@@ -41,7 +40,7 @@ def test_results_of_the_same_machine_are_kept(tmp_path: Path) -> None:
     """A second command adds its sections; one on another machine or torch begins anew."""
     results = Results.load(tmp_path, MACHINE)
     results.put(section(bars=[Bar("equal", True)]))
-    results.write(markdown_of(results))
+    results.write()
     assert Results.load(tmp_path, MACHINE).sections["exact"].bars == [Bar("equal", True)]
     assert not Results.load(tmp_path, {**MACHINE, "torch": "2.12.0"}).sections
     assert json.loads((tmp_path / "results.json").read_text())["passed"] == {"exact": True}

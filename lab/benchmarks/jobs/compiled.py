@@ -6,36 +6,15 @@ import argparse
 from collections.abc import Callable
 
 import torch
-import torch._functorch.config as settings
+import torch._functorch.config
 import torch.nn.functional as functional
+from models import Block, mlp_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
 
 CLASSES, WIDTH = 500, 96
-
-
-class Block(nn.Module):
-    """A transformer's layer."""
-
-    def __init__(self, width: int, *, is_causal: bool, mixture: bool = False, dropout: float = 0.0) -> None:
-        """Creates it."""
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = Mixture(width) if mixture else feed_forward(width)
-        self.drop = nn.Dropout(dropout)
-        self.is_causal = is_causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attends, then mixes channels."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
-        x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
-        fed: Tensor = x + self.drop(self.feed(self.second(x)))
-        return fed
 
 
 class Mixture(nn.Module):
@@ -45,7 +24,7 @@ class Mixture(nn.Module):
         """Creates the experts and their gate."""
         super().__init__()
         self.gate = nn.Linear(width, 4)
-        self.experts = nn.ModuleList(feed_forward(width) for _ in range(4))
+        self.experts = nn.ModuleList(mlp_of(width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         """Sums the chosen experts' outputs."""
@@ -58,12 +37,12 @@ class Mixture(nn.Module):
 class Transformer(nn.Module):
     """Embeds tokens or patches, and classifies each position."""
 
-    def __init__(self, inputs: nn.Module, **of_block: object) -> None:
-        """Creates three layers behind the given embedding."""
+    def __init__(self, inputs: nn.Module, layers: list[nn.Module]) -> None:
+        """Puts layers behind an embedding."""
         super().__init__()
         self.inputs = inputs
         self.positions = nn.Embedding(256, WIDTH)
-        self.layers = nn.ModuleList(Block(WIDTH, **of_block) for _ in range(3))  # type: ignore[arg-type]
+        self.layers = nn.ModuleList(layers)
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
         self.between: Callable[[nn.Module, Tensor], Tensor] = lambda layer, x: layer(x)
 
@@ -124,7 +103,7 @@ class Unet(nn.Module):
         norm = (lambda n: nn.GroupNorm(8, n)) if is_denoiser else nn.BatchNorm2d
         self.down = nn.ModuleList([Residual(3, 16, 1, norm), Residual(16, 32, 2, norm)])
         self.bottom = Residual(32, 64, 2, norm)
-        self.attention = Block(64, is_causal=False) if is_denoiser else None
+        self.attention = Block(64, 4, is_causal=False, dropout=0.0) if is_denoiser else None
         self.up = nn.ModuleList([Residual(96, 32, 1, norm), Residual(48, 16, 1, norm)])
         self.head = nn.Conv2d(16, 3, 1)
 
@@ -182,11 +161,6 @@ class Recurrent(nn.Module):
         return scores
 
 
-def feed_forward(width: int) -> nn.Module:
-    """Returns a layer's channel mixing."""
-    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-
 def tokens(step: int, *, varied: bool = False) -> tuple[Tensor, ...]:
     """Returns sequences and the classes of their positions."""
     length = 128 - 24 * (step % 3) if varied else 128
@@ -218,14 +192,16 @@ def run_again(layer: nn.Module, x: Tensor) -> Tensor:
 
 def model_named(name: str) -> tuple[nn.Module, Callable[[int], tuple[Tensor, ...]]]:
     """Returns a model, and what makes its batches."""
-    words = nn.Embedding(CLASSES, WIDTH)
     if name in ("resnet", "unet", "diffusion"):
         return (Resnet(), images) if name == "resnet" else (Unet(is_denoiser=name == "diffusion"), noisy)
-    if name == "vit":
-        return Transformer(nn.Conv2d(3, WIDTH, 4, 4), is_causal=False), images
     if name in ("scan", "lstm"):
         return (Scan() if name == "scan" else Recurrent()), tokens
-    model = Transformer(words, is_causal=name != "bert", mixture=name == "moe", dropout=0.1 if name == "bert" else 0.0)
+    inputs = nn.Conv2d(3, WIDTH, 4, 4) if name == "vit" else nn.Embedding(CLASSES, WIDTH)
+    settings = {"is_causal": name not in ("vit", "bert"), "dropout": 0.1 if name == "bert" else 0.0}
+    layers = [Block(WIDTH, 4, mlp=Mixture(WIDTH) if name == "moe" else None, **settings) for _ in range(3)]
+    model = Transformer(inputs, layers)
+    if name == "vit":
+        return model, images
     if name in ("breaks", "checkpointed"):
         model.between = break_graph if name == "breaks" else run_again
     return model, (lambda step: tokens(step, varied=True)) if name == "dynamic" else tokens
@@ -250,7 +226,7 @@ def compiled_under(
         memprof.apply(plan, model, optimizer)
         return model
     if share is not None:
-        settings.activation_memory_budget = share
+        torch._functorch.config.activation_memory_budget = share
     compiled: nn.Module = torch.compile(model)
     return compiled
 

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from models import Block, Decoder
 from torch.nn import functional as F
 
 VOCABULARY, LENGTH = 50257, 2048
@@ -35,41 +35,6 @@ SIZES = {
 }
 
 
-class Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        query, key, value = (
-            each.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for each in self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm2(x))
-
-
-class GPT(nn.Module):
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.token = nn.Embedding(VOCABULARY, size.width)
-        self.position = nn.Embedding(LENGTH, size.width)
-        self.layers = nn.ModuleList(Layer(size.width, size.heads) for _ in range(size.layers))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="13b")
@@ -83,7 +48,8 @@ def main() -> None:
     if args.layers:
         size = Size(args.layers, size.width, size.heads)
     with torch.device(args.device):
-        model = GPT(size)
+        blocks = [Block(size.width, size.heads) for _ in range(size.layers)]
+        model = Decoder(VOCABULARY, size.width, blocks, length=LENGTH, has_bias=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for step in range(args.steps):
         ids = torch.randint(VOCABULARY, (args.batch_size, LENGTH + 1), device=args.device)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models import Block, Decoder, Residual, ResNet
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import optimizer as hooks
@@ -21,55 +22,6 @@ from torch.optim import optimizer as hooks
 import memprof
 
 Train = Callable[[], None]
-
-
-class _Layer(nn.Module):
-    """One layer of a GPT."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.second(x))))
-
-
-class _GPT(nn.Module):
-    """A GPT of 4 layers of width 256: 5.7 million parameters."""
-
-    def __init__(self, vocabulary: int = 5000, length: int = 128, width: int = 256, layers: int = 4) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.ModuleList(_Layer(width, 8) for _ in range(layers))
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-class _Residual(nn.Module):
-    """A residual block of two convolutions."""
-
-    def __init__(self, inner: int, outer: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(outer), nn.BatchNorm2d(outer)
-        self.short = nn.Conv2d(inner, outer, 1, stride, bias=False) if stride > 1 else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.relu(self.norm1(self.first(x)))
-        return F.relu(self.norm2(self.second(y)) + self.short(x))
 
 
 class _LSTM(nn.Module):
@@ -83,25 +35,17 @@ class _LSTM(nn.Module):
         return self.head(self.lstm(self.tokens(ids))[0])
 
 
-def gpt() -> tuple[nn.Module, Train]:
-    """A step of 8 sequences of 128 tokens."""
-    model = _GPT()
-    ids = torch.randint(5000, (8, 129))
-    return model, _trainer(model, lambda: F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()))
-
-
-def small() -> tuple[nn.Module, Train]:
-    """A step of 8 sequences of 32 tokens through a GPT of width 64: as many module calls, in little time."""
-    model = _GPT(vocabulary=500, length=32, width=64)
-    ids = torch.randint(500, (8, 33))
+def _gpt(vocabulary: int, length: int, width: int) -> tuple[nn.Module, Train]:
+    layers = [Block(width, 8) for _ in range(4)]
+    model = Decoder(vocabulary, width, layers, length=length, has_norm=False)
+    ids = torch.randint(vocabulary, (8, length + 1))
     return model, _trainer(model, lambda: F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()))
 
 
 def resnet() -> tuple[nn.Module, Train]:
     """A step of 32 images of 32 x 32 through a ResNet-18 of half the width."""
-    blocks = [_Residual(32 << max(i - 1, 0), 32 << i, 1 if i == 0 else 2) for i in range(4)]
-    pairs = [part for i, block in enumerate(blocks) for part in (block, _Residual(32 << i, 32 << i, 1))]
-    model = nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *pairs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100))
+    blocks = [part for i in range(4) for part in (Residual(32 << i, 2 if i else 1), Residual(32 << i))]
+    model = ResNet(nn.Conv2d(3, 32, 3, 1, 1), blocks, 256, 100)
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(100, (32,))
     return model, _trainer(model, lambda: F.cross_entropy(model(images), labels))
 
@@ -111,6 +55,15 @@ def lstm() -> tuple[nn.Module, Train]:
     model = _LSTM()
     ids = torch.randint(5000, (65, 16))
     return model, _trainer(model, lambda: F.cross_entropy(model(ids[:-1]).flatten(0, 1), ids[1:].flatten()))
+
+
+#: GPTs of 4 layers, of 5.7 million parameters and as many module calls in little time, and the others.
+MODELS: dict[str, Callable[[], tuple[nn.Module, Train]]] = {
+    "gpt": lambda: _gpt(5000, 128, 256),
+    "small": lambda: _gpt(500, 32, 64),
+    "resnet": resnet,
+    "lstm": lstm,
+}
 
 
 def _trainer(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Train:
@@ -184,14 +137,14 @@ def plain(recorder: Any) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=["gpt", "small", "resnet", "lstm"], required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--blocks", type=int, help="pairs of blocks of --steps steps")
     parser.add_argument("--output", type=Path, help="the recording of a job that follows itself")
     parser.add_argument("--observer", choices=["none", "memtracker"], default="none")
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     torch.manual_seed(0)
-    model, train = {"gpt": gpt, "small": small, "resnet": resnet, "lstm": lstm}[args.model]()
+    model, train = MODELS[args.model]()
     if args.blocks:
         print(json.dumps(in_turn(model, train, args.blocks, args.steps, args.output)))
         return

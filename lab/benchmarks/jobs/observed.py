@@ -85,12 +85,17 @@ def observer(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> A
         tracker.track_external(model, optimizer)
         return tracker
     if name == "profiler":
-        from torch.profiler import ProfilerActivity, profile
-
-        return profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True)
+        return profiler()
     if name == "memray":
         return memray()
     return contextlib.nullcontext()
+
+
+def profiler() -> Any:
+    """Returns torch.profiler with memory, shapes and stacks."""
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True)
 
 
 @contextlib.contextmanager
@@ -108,6 +113,7 @@ def main() -> None:
     parser.add_argument("--observer", choices=OBSERVERS, default="none")
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--export", type=Path, help="profile a step with torch.profiler, and write its Chrome trace")
     parser.add_argument("--count", action="store_true", help="count the operators of a step, too")
     args = parser.parse_args()
 
@@ -115,6 +121,11 @@ def main() -> None:
     model, optimizer, train = {"tiny": tiny, "gpt": gpt}[args.model]()
     for _ in range(args.warm_up):
         train()
+    if args.export:
+        with profiler() as profiled:
+            train()
+        profiled.export_chrome_trace(str(args.export))
+        return
     durations, processor = [], []
     with observer(args.observer, model, optimizer) as observing:
         for _ in range(args.steps):
@@ -130,11 +141,8 @@ def main() -> None:
     if args.count:
         with counted:
             train()
-    print(
-        json.dumps(
-            {"steps_us": durations, "processor_us": processor, "closing_us": closing / 1e3, "ops": counted.calls}
-        )
-    )
+    times = {"steps_us": durations, "processor_us": processor, "closing_us": closing / 1e3}
+    print(json.dumps({**times, "ops": counted.calls}))
 
 
 if __name__ == "__main__":

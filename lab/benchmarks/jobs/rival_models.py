@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from searched import Residual, UNet, mlp_of
+from models import Block, Residual, UNet
 from torch import nn
-from torch.nn import functional as F
 
 VOCABULARY, CLASSES, LENGTH = 5000, 100, 128
 
@@ -40,32 +39,6 @@ class Embed(nn.Module):
         return self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, *, is_causal: bool) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.is_causal = is_causal
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        query, key, value = self.qkv(x).view(batch, length, 3, width // 64, 64).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-
-
-class Layer(nn.Module):
-    """A transformer's layer."""
-
-    def __init__(self, width: int, *, is_causal: bool) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.mlp = Attention(width, is_causal=is_causal), mlp_of(width)
-
-    def forward(self, x):
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
 class Transposed(nn.Module):
     def forward(self, x):
         return x.transpose(1, 2)
@@ -82,14 +55,16 @@ class Mean(nn.Module):
 
 def make_gpt() -> Chain:
     width = 256
-    layers = [Layer(width, is_causal=True) for _ in range(4)]
+    layers = [Block(width, width // 64) for _ in range(4)]
     return Chain([Embed(width)], layers, [nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)])
 
 
 def make_vit() -> Chain:
     width = 192
     first = [nn.Conv2d(3, width, 8, 8), nn.Flatten(2), Transposed()]
-    return Chain(first, [Layer(width, is_causal=False) for _ in range(6)], [Mean(1), nn.Linear(width, CLASSES)])
+    return Chain(
+        first, [Block(width, width // 64, is_causal=False) for _ in range(6)], [Mean(1), nn.Linear(width, CLASSES)]
+    )
 
 
 def make_resnet() -> Chain:

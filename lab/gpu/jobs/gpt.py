@@ -58,18 +58,5 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def make_model(size):
-    return GPT(**size)
-
-
-def make_data(size):
-    ids = torch.randint(size["vocabulary"], (size["batch"], size["length"] + 1))
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-
-def loss_of(model, ids, targets):
-    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
-
-
 if __name__ == "__main__":
-    training.run(__doc__, SIZES, make_model, make_data, loss_of)
+    training.run(__doc__, SIZES, GPT, training.make_words)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 import training
 from torch import nn
-from torch.nn import functional as F
 
 SIZES = {
     "tiny": {"layers": 2, "width": 48, "length": 16, "vocabulary": 200, "batch": 4},
@@ -29,18 +27,5 @@ class Words(nn.Module):
         return self.predict(hidden)
 
 
-def make_model(size):
-    return Words(**size)
-
-
-def make_data(size):
-    ids = torch.randint(size["vocabulary"], (size["batch"], size["length"] + 1))
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-
-def loss_of(model, ids, targets):
-    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
-
-
 if __name__ == "__main__":
-    training.run(__doc__, SIZES, make_model, make_data, loss_of)
+    training.run(__doc__, SIZES, Words, training.make_words)

@@ -52,9 +52,9 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device(args.device)
-    model = gpt.make_model(SIZES[args.size]).to(device)
+    model = gpt.GPT(**SIZES[args.size]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs, targets = (part.to(device) for part in gpt.make_data(SIZES[args.size]))
+    inputs, targets = (part.to(device) for part in training.make_words(SIZES[args.size]))
     found = []
     held = training.hold(args.gate)
 
@@ -62,7 +62,7 @@ def main():
         start = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast(args.device, dtype=torch.bfloat16):
-            loss = gpt.loss_of(model, inputs, targets)
+            loss = training.loss_of(model, inputs, targets)
         loss.backward()
         optimizer.step()
         loss.item()  # waits for the device

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-JOBS = {}
-
 
 class Job:
     """A model, its batch, and how it is trained.
@@ -26,11 +24,6 @@ class Job:
         self.dtype = dtype
         self.clip = clip
         self.parameters = parameters or [p for p in model.parameters() if p.requires_grad]
-
-
-def job(make):
-    JOBS[make.__name__] = make
-    return make
 
 
 def own_loss(model, batch):
@@ -50,116 +43,77 @@ def images(count, side, classes=1000):
 
 
 def causal(config_class, count, length, dtype=torch.bfloat16, **settings):
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    config = config_class(**settings)
-    model = AutoModelForCausalLM.from_config(config)
+    config = getattr(transformers, config_class)(**settings)
     ids = tokens(config.vocab_size, count, length)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     return Job(model, {"input_ids": ids, "labels": ids}, own_loss, dtype=dtype, clip=True)
 
 
-@job
-def gpt2():
-    from transformers import GPT2Config
+def llama(length):
+    """Returns a Llama of 1.2 billion parameters in bf16, built on the device, and its batch."""
+    import transformers
 
-    return causal(GPT2Config, 8, 1024)
-
-
-def small_llama(**changes):
-    from transformers import LlamaConfig
-
-    settings = {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    }
-    return LlamaConfig(**{**settings, **changes})
-
-
-def llama_of(**changes):
-    from transformers import AutoModelForCausalLM
-
+    config = transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(small_llama(**changes), dtype=torch.bfloat16)
-    return model.to_empty(device="cuda")
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    ids = tokens(128256, 2, length)
+    return model.to_empty(device="cuda"), {"input_ids": ids, "labels": ids}
 
 
-@job
 def llama_lora():
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(llama_of(), LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-    ids = tokens(128256, 2, 1024)
-    return Job(model, {"input_ids": ids, "labels": ids}, own_loss)
+    model, batch = llama(1024)
+    adapters = LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return Job(get_peft_model(model, adapters), batch, own_loss)
 
 
-@job
 def llama_checkpointed():
-    model = llama_of()
+    model, batch = llama(2048)
     model.gradient_checkpointing_enable()
-    ids = tokens(128256, 2, 2048)
-    return Job(model, {"input_ids": ids, "labels": ids}, own_loss, clip=True)
+    return Job(model, batch, own_loss, clip=True)
 
 
-@job
-def mixture():
-    from transformers import MixtralConfig
+def of_transformers(model_class, config_class, batch, *, configured=None, **settings):
+    import transformers
 
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 12}
-    return causal(MixtralConfig, 4, 512, num_key_value_heads=4, num_local_experts=8, vocab_size=32000, **sizes)
-
-
-@job
-def qwen3():
-    from transformers import Qwen3Config
-
-    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16}
-    return causal(Qwen3Config, 4, 1024, num_key_value_heads=8, vocab_size=151936, **sizes)
+    config = getattr(transformers, config_class)(**(configured or {}))
+    return Job(getattr(transformers, model_class)(config), batch, own_loss, **settings)
 
 
-@job
 def bert():
-    from transformers import BertConfig, BertForMaskedLM
-
     ids = tokens(30522, 16, 512)
-    return Job(BertForMaskedLM(BertConfig()), {"input_ids": ids, "labels": ids}, own_loss, dtype=torch.float16)
+    batch = {"input_ids": ids, "labels": ids}
+    return of_transformers("BertForMaskedLM", "BertConfig", batch, dtype=torch.float16)
 
 
-@job
 def t5():
-    from transformers import T5Config, T5ForConditionalGeneration
+    batch = {"input_ids": tokens(32128, 8, 512), "labels": tokens(32128, 8, 128)}
+    configured = {"decoder_start_token_id": 0}
+    return of_transformers("T5ForConditionalGeneration", "T5Config", batch, configured=configured, clip=True)
 
-    model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0))
-    return Job(model, {"input_ids": tokens(32128, 8, 512), "labels": tokens(32128, 8, 128)}, own_loss, clip=True)
 
-
-@job
 def whisper():
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
-        d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8
-    )
-    batch = {"input_features": torch.randn(4, 80, 3000), "labels": tokens(config.vocab_size, 4, 128)}
-    return Job(WhisperForConditionalGeneration(config), batch, own_loss, dtype=torch.bfloat16)
+    heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+    configured = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, **heads}
+    batch = {"input_features": torch.randn(4, 80, 3000), "labels": tokens(51865, 4, 128)}
+    model = "WhisperForConditionalGeneration"
+    return of_transformers(model, "WhisperConfig", batch, configured=configured, dtype=torch.bfloat16)
 
 
-@job
 def wav2vec2():
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-    model = Wav2Vec2ForCTC(Wav2Vec2Config(mask_time_prob=0.0, layerdrop=0.0))
-    return Job(model, {"input_values": torch.randn(4, 80000), "labels": tokens(31, 4, 40) + 1}, own_loss)
-
-
-@job
-def mamba():
-    from transformers import MambaConfig
-
-    return causal(MambaConfig, 2, 128, dtype=None, hidden_size=512, num_hidden_layers=4, vocab_size=50280)
+    batch = {"input_values": torch.randn(4, 80000), "labels": tokens(31, 4, 40) + 1}
+    configured = {"mask_time_prob": 0.0, "layerdrop": 0.0}
+    return of_transformers("Wav2Vec2ForCTC", "Wav2Vec2Config", batch, configured=configured)
 
 
 def of_timm(name, batch, **settings):
@@ -168,12 +122,6 @@ def of_timm(name, batch, **settings):
     return Job(timm.create_model(name), batch, classified, **settings)
 
 
-@job
-def timm_vit():
-    return of_timm("vit_base_patch16_224", images(64, 224), dtype=torch.bfloat16)
-
-
-@job
 def timm_resnet50():
     found = of_timm("resnet50", images(64, 224), dtype=torch.float16, optimizer="sgd")
     found.model.to(memory_format=torch.channels_last)
@@ -181,38 +129,12 @@ def timm_resnet50():
     return found
 
 
-@job
-def timm_convnext():
-    return of_timm("convnext_tiny", images(32, 224))
+def of_torchvision(name, count, **settings):
+    import torchvision
+
+    return Job(getattr(torchvision.models, name)(), images(count, 224), classified, **settings)
 
 
-@job
-def timm_efficientnet():
-    return of_timm("efficientnet_b0", images(64, 224), dtype=torch.bfloat16, optimizer="sgd")
-
-
-@job
-def torchvision_resnet50():
-    from torchvision.models import resnet50
-
-    return Job(resnet50(), images(64, 224), classified, optimizer="sgd")
-
-
-@job
-def torchvision_swin():
-    from torchvision.models import swin_t
-
-    return Job(swin_t(), images(32, 224), classified, dtype=torch.bfloat16)
-
-
-@job
-def torchvision_vgg():
-    from torchvision.models import vgg16
-
-    return Job(vgg16(), images(32, 224), classified, optimizer="sgd")
-
-
-@job
 def deeplab():
     from torchvision.models.segmentation import deeplabv3_resnet50
 
@@ -221,7 +143,6 @@ def deeplab():
     return Job(model, batch, lambda m, b: F.cross_entropy(m(b["x"])["out"], b["y"]), optimizer="sgd")
 
 
-@job
 def faster_rcnn():
     from torchvision.models.detection import fasterrcnn_resnet50_fpn
 
@@ -236,19 +157,14 @@ def faster_rcnn():
     return Job(model, batch, loss_of, optimizer="sgd")
 
 
-@job
 def diffusion():
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(
         sample_size=64, block_out_channels=(192, 384, 768, 768), cross_attention_dim=768, attention_head_dim=8
     )
-    batch = {
-        "x": torch.randn(4, 4, 64, 64),
-        "t": torch.randint(1000, (4,)),
-        "text": torch.randn(4, 77, 768),
-        "y": torch.randn(4, 4, 64, 64),
-    }
+    noisy, times, text = torch.randn(4, 4, 64, 64), torch.randint(1000, (4,)), torch.randn(4, 77, 768)
+    batch = {"x": noisy, "t": times, "text": text, "y": torch.randn(4, 4, 64, 64)}
 
     def loss_of(model, batch):
         return F.mse_loss(model(batch["x"], batch["t"], batch["text"]).sample.float(), batch["y"])
@@ -267,7 +183,6 @@ class Words(nn.Module):
         return self.head(self.lstm(self.embed(ids))[0])
 
 
-@job
 def lstm():
     ids = tokens(33278, 36, 40)
     loss = lambda m, b: F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())  # noqa: E731
@@ -284,7 +199,6 @@ class Volumes(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
-@job
 def volumes():
     return Job(Volumes(), {"x": torch.randn(2, 1, 64, 96, 96), "y": torch.randint(10, (2,))}, classified)
 
@@ -302,16 +216,42 @@ class Graph(nn.Module):
         return self.layers[-1](x, edges)
 
 
-@job
 def graph():
-    batch = {
-        "x": torch.randn(20000, 128),
-        "edges": torch.randint(20000, (2, 200000)),
-        "y": torch.randint(40, (20000,)),
-    }
+    edges, labels = torch.randint(20000, (2, 200000)), torch.randint(40, (20000,))
+    batch = {"x": torch.randn(20000, 128), "edges": edges, "y": labels}
     return Job(Graph(), batch, lambda m, b: F.cross_entropy(m(b["x"], b["edges"]), b["y"]))
 
 
+#: Sizes of a Mixtral and a Qwen3 that fit beside their optimizer's state.
+_MIXTRAL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 12}
+_QWEN3 = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16}
+JOBS = {
+    "gpt2": lambda: causal("GPT2Config", 8, 1024),
+    "llama_lora": llama_lora,
+    "llama_checkpointed": llama_checkpointed,
+    "mixture": lambda: causal(
+        "MixtralConfig", 4, 512, num_key_value_heads=4, num_local_experts=8, vocab_size=32000, **_MIXTRAL
+    ),
+    "qwen3": lambda: causal("Qwen3Config", 4, 1024, num_key_value_heads=8, vocab_size=151936, **_QWEN3),
+    "mamba": lambda: causal("MambaConfig", 2, 128, dtype=None, hidden_size=512, num_hidden_layers=4, vocab_size=50280),
+    "bert": bert,
+    "t5": t5,
+    "whisper": whisper,
+    "wav2vec2": wav2vec2,
+    "timm_vit": lambda: of_timm("vit_base_patch16_224", images(64, 224), dtype=torch.bfloat16),
+    "timm_resnet50": timm_resnet50,
+    "timm_convnext": lambda: of_timm("convnext_tiny", images(32, 224)),
+    "timm_efficientnet": lambda: of_timm("efficientnet_b0", images(64, 224), dtype=torch.bfloat16, optimizer="sgd"),
+    "torchvision_resnet50": lambda: of_torchvision("resnet50", 64, optimizer="sgd"),
+    "torchvision_swin": lambda: of_torchvision("swin_t", 32, dtype=torch.bfloat16),
+    "torchvision_vgg": lambda: of_torchvision("vgg16", 32, optimizer="sgd"),
+    "deeplab": deeplab,
+    "faster_rcnn": faster_rcnn,
+    "diffusion": diffusion,
+    "lstm": lstm,
+    "volumes": volumes,
+    "graph": graph,
+}
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4),

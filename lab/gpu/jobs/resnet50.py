@@ -5,10 +5,8 @@ Source: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1;
 
 from __future__ import annotations
 
-import torch
 import training
 from torch import nn
-from torch.nn import functional as F
 
 SIZES = {
     "tiny": {"width": 8, "stages": (1, 1, 1, 1), "pixels": 32, "classes": 10, "batch": 4},
@@ -63,20 +61,5 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def make_model(size):
-    return ResNet(**size)
-
-
-def make_data(size):
-    return (
-        torch.randn(size["batch"], 3, size["pixels"], size["pixels"]),
-        torch.randint(size["classes"], (size["batch"],)),
-    )
-
-
-def loss_of(model, images, labels):
-    return F.cross_entropy(model(images), labels)
-
-
 if __name__ == "__main__":
-    training.run(__doc__, SIZES, make_model, make_data, loss_of)
+    training.run(__doc__, SIZES, ResNet, training.make_images)

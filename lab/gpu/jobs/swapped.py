@@ -52,9 +52,9 @@ def main():
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     size = {**gpt.SIZES[args.size], "batch": args.batch}
-    model = gpt.make_model(size).to(args.device)
+    model = gpt.GPT(**size).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs, targets = (part.to(args.device) for part in gpt.make_data(size))
+    inputs, targets = (part.to(args.device) for part in training.make_words(size))
     held = training.hold(args.gate)
     apply(args, model, optimizer)
     steps = []
@@ -64,7 +64,7 @@ def main():
         start = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast(args.device, dtype=torch.bfloat16):
-            loss = gpt.loss_of(model, inputs, targets)
+            loss = training.loss_of(model, inputs, targets)
         loss.backward()
         optimizer.step()
         value = loss.item()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 #: Values of torch.cuda.memory_stats() that are printed of every step.
@@ -95,7 +96,7 @@ def make_optimizer(args, model):
     return kind(model.parameters(), **settings, **FORMS[args.form])
 
 
-def train(args, model, columns, loss_of):
+def train(args, model, columns):
     """Trains for some steps and prints a line of JSON.
 
     A step is defined as in memprof: from the end of an update to the end of the next, so peaks are reset as soon as
@@ -139,12 +140,32 @@ def counters(device):
     return {name: stats[key] for name, key in COUNTERS.items()}
 
 
-def run(description, sizes, make_model, make_data, loss_of):
-    """Reads the command line and trains."""
+def make_words(size):
+    """Draws sequences, and the words that follow each."""
+    ids = torch.randint(size["vocabulary"], (size["batch"], size["length"] + 1))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def make_images(size):
+    """Draws images and their classes."""
+    images = torch.randn(size["batch"], 3, size["pixels"], size["pixels"])
+    return images, torch.randint(size["classes"], (size["batch"],))
+
+
+def loss_of(model, inputs, targets):
+    """Returns the cross-entropy of a batch, of scores by class or by position and class."""
+    scores = model(inputs)
+    if scores.dim() == 3:
+        scores, targets = scores.flatten(0, 1), targets.flatten()
+    return F.cross_entropy(scores, targets)
+
+
+def run(description, sizes, make_model, make_data):
+    """Reads the command line and trains: a model that is made of a size, on data of that size."""
     args = read_arguments(description, sizes)
     prepare(args)
-    model = make_model(args.settings)
+    model = make_model(**args.settings)
     data = make_data(args.settings)
     held = hold(args.gate)
-    train(args, model, data, loss_of)
+    train(args, model, data)
     return held

@@ -50,18 +50,10 @@ class UNet(nn.Module):
         return self.predict(x)
 
 
-def make_model(size):
-    return UNet(**size)
-
-
 def make_data(size):
     shape = (size["batch"], size["pixels"], size["pixels"])
     return torch.randn(size["batch"], 3, *shape[1:]), torch.randint(size["classes"], shape)
 
 
-def loss_of(model, images, labels):
-    return F.cross_entropy(model(images), labels)
-
-
 if __name__ == "__main__":
-    training.run(__doc__, SIZES, make_model, make_data, loss_of)
+    training.run(__doc__, SIZES, UNet, make_data)

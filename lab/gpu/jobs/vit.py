@@ -53,20 +53,5 @@ class ViT(nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
-def make_model(size):
-    return ViT(**size)
-
-
-def make_data(size):
-    return (
-        torch.randn(size["batch"], 3, size["pixels"], size["pixels"]),
-        torch.randint(size["classes"], (size["batch"],)),
-    )
-
-
-def loss_of(model, images, labels):
-    return F.cross_entropy(model(images), labels)
-
-
 if __name__ == "__main__":
-    training.run(__doc__, SIZES, make_model, make_data, loss_of)
+    training.run(__doc__, SIZES, ViT, training.make_images)

@@ -1,5 +1,7 @@
 """Small random models of transformers' families, from configurations, and batches for them."""
 
+from collections import ChainMap
+
 import torch
 import transformers
 
@@ -43,130 +45,71 @@ SOUNDS = {
     "mask_time_prob": 0.0,
     "layerdrop": 0.0,
 }
-#: Family: configuration's type, head, batch, settings. The kinds of batch are below.
+
+
+def family(head, kind):
+    """Returns what makes an entry of FAMILIES: the model's head, the kind of its batches, and its settings."""
+    return lambda *shared, **settings: (head, kind, dict(ChainMap(settings, *shared[::-1])))
+
+
+_causal, _masked, _pairs_of = family("CausalLM", "text"), family("MaskedLM", "text"), family("Seq2SeqLM", "pairs")
+_classified, _seen = family("SequenceClassification", "labelled"), family("ImageClassification", "images")
+_WORDS = {"vocab_size": VOCABULARY, **TOKENS}
+_TRANSLATING = {**TWO_SIDED, "max_position_embeddings": LENGTH, **_WORDS}
 FAMILIES = {
-    "gpt2": (
-        "CausalLM",
-        "text",
-        {
-            "n_embd": WIDTH,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "vocab_size": VOCABULARY,
-            "n_positions": LENGTH,
-            **TOKENS,
-        },
+    "gpt2": _causal(_WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=LENGTH),
+    "llama": _causal(GROUPED),
+    "mistral": _causal(GROUPED),
+    "qwen3": _causal(GROUPED, head_dim=24),
+    "gemma2": _causal(GROUPED, head_dim=24, query_pre_attn_scalar=24),
+    "phi3": _causal(GROUPED),
+    "opt": _causal(USUAL, ffn_dim=4 * WIDTH, word_embed_proj_dim=WIDTH),
+    "gpt_neox": _causal(USUAL),
+    "bloom": _causal(_WORDS, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS),
+    "falcon": _causal(USUAL),
+    "bert": _classified(USUAL),
+    "roberta": _masked(USUAL, max_position_embeddings=LENGTH + 8),
+    "distilbert": _classified(dim=WIDTH, hidden_dim=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS, vocab_size=VOCABULARY),
+    "electra": _classified(USUAL, embedding_size=WIDTH),
+    "modernbert": _masked(USUAL, cls_token_id=0, sep_token_id=1),
+    "deberta-v2": _classified(USUAL, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "t5": _pairs_of(
+        {"vocab_size": VOCABULARY, "decoder_start_token_id": 0},
+        d_model=WIDTH,
+        d_kv=24,
+        d_ff=4 * WIDTH,
+        num_layers=2,
+        num_heads=HEADS,
     ),
-    "llama": ("CausalLM", "text", GROUPED),
-    "mistral": ("CausalLM", "text", GROUPED),
-    "qwen3": ("CausalLM", "text", {**GROUPED, "head_dim": 24}),
-    "gemma2": ("CausalLM", "text", {**GROUPED, "head_dim": 24, "query_pre_attn_scalar": 24}),
-    "phi3": ("CausalLM", "text", GROUPED),
-    "opt": ("CausalLM", "text", {**USUAL, "ffn_dim": 4 * WIDTH, "word_embed_proj_dim": WIDTH}),
-    "gpt_neox": ("CausalLM", "text", USUAL),
-    "bloom": (
-        "CausalLM",
-        "text",
-        {"hidden_size": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCABULARY, **TOKENS},
+    "bart": _pairs_of(_TRANSLATING),
+    "mbart": _pairs_of(_TRANSLATING),
+    "vit": _seen(PICTURES),
+    "dinov2": _seen(PICTURES, mlp_ratio=4),
+    "swin": _seen(image_size=32, patch_size=2, embed_dim=24, depths=[1, 1], num_heads=[2, 4], window_size=4),
+    "convnext": _seen(hidden_sizes=[24, 48], depths=[1, 2], num_stages=2, patch_size=2),
+    "segformer": family("SemanticSegmentation", "segments")(),
+    "whisper": family("SpeechSeq2Seq", "spoken")(
+        TWO_SIDED,
+        {"num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": LENGTH},
+        {"suppress_tokens": None, "begin_suppress_tokens": None, **_WORDS},
     ),
-    "falcon": ("CausalLM", "text", USUAL),
-    "bert": ("SequenceClassification", "labelled", USUAL),
-    "roberta": ("MaskedLM", "text", {**USUAL, "max_position_embeddings": LENGTH + 8}),
-    "distilbert": (
-        "SequenceClassification",
-        "labelled",
-        {"dim": WIDTH, "hidden_dim": 4 * WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "vocab_size": VOCABULARY},
+    "wav2vec2": family("CTC", "sounds")(SOUNDS),
+    "hubert": family("CTC", "sounds")(SOUNDS),
+    "mixtral": _causal(GROUPED, EXPERTS, num_local_experts=4),
+    "qwen3_moe": _causal(GROUPED, EXPERTS, head_dim=24, num_experts=4, moe_intermediate_size=96),
+    "gpt_oss": _causal(GROUPED, EXPERTS, head_dim=24, num_local_experts=4),
+    "mamba": _causal(hidden_size=WIDTH, num_hidden_layers=LAYERS, vocab_size=VOCABULARY),
+    "mamba2": _causal(
+        {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY},
+        num_heads=8,
+        head_dim=24,
+        state_size=16,
+        n_groups=1,
     ),
-    "electra": ("SequenceClassification", "labelled", {**USUAL, "embedding_size": WIDTH}),
-    "modernbert": ("MaskedLM", "text", {**USUAL, "cls_token_id": 0, "sep_token_id": 1}),
-    "deberta-v2": (
-        "SequenceClassification",
-        "labelled",
-        {**USUAL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-    ),
-    "t5": (
-        "Seq2SeqLM",
-        "pairs",
-        {
-            "d_model": WIDTH,
-            "d_kv": 24,
-            "d_ff": 4 * WIDTH,
-            "num_layers": 2,
-            "num_heads": HEADS,
-            "vocab_size": VOCABULARY,
-            "decoder_start_token_id": 0,
-        },
-    ),
-    "bart": (
-        "Seq2SeqLM",
-        "pairs",
-        {**TWO_SIDED, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **TOKENS},
-    ),
-    "mbart": (
-        "Seq2SeqLM",
-        "pairs",
-        {**TWO_SIDED, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, **TOKENS},
-    ),
-    "vit": ("ImageClassification", "images", PICTURES),
-    "dinov2": ("ImageClassification", "images", {**PICTURES, "mlp_ratio": 4}),
-    "swin": (
-        "ImageClassification",
-        "images",
-        {"image_size": 32, "patch_size": 2, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4},
-    ),
-    "convnext": (
-        "ImageClassification",
-        "images",
-        {"hidden_sizes": [24, 48], "depths": [1, 2], "num_stages": 2, "patch_size": 2},
-    ),
-    "segformer": ("SemanticSegmentation", "segments", {}),
-    "whisper": (
-        "SpeechSeq2Seq",
-        "spoken",
-        {
-            **TWO_SIDED,
-            "vocab_size": VOCABULARY,
-            "num_mel_bins": 16,
-            "max_source_positions": 32,
-            "max_target_positions": LENGTH,
-            "suppress_tokens": None,
-            "begin_suppress_tokens": None,
-            **TOKENS,
-        },
-    ),
-    "wav2vec2": ("CTC", "sounds", SOUNDS),
-    "hubert": ("CTC", "sounds", SOUNDS),
-    "mixtral": ("CausalLM", "text", {**GROUPED, **EXPERTS, "num_local_experts": 4}),
-    "qwen3_moe": (
-        "CausalLM",
-        "text",
-        {**GROUPED, **EXPERTS, "head_dim": 24, "num_experts": 4, "moe_intermediate_size": 96},
-    ),
-    "gpt_oss": ("CausalLM", "text", {**GROUPED, **EXPERTS, "head_dim": 24, "num_local_experts": 4}),
-    "mamba": ("CausalLM", "text", {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY}),
-    "mamba2": (
-        "CausalLM",
-        "text",
-        {
-            "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "vocab_size": VOCABULARY,
-            "num_heads": 8,
-            "head_dim": 24,
-            "state_size": 16,
-            "n_groups": 1,
-        },
-    ),
-    "rwkv": (
-        "CausalLM",
-        "text",
-        {
-            "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "vocab_size": VOCABULARY,
-            "attention_hidden_size": WIDTH,
-            "context_length": LENGTH,
-        },
+    "rwkv": _causal(
+        {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY},
+        attention_hidden_size=WIDTH,
+        context_length=LENGTH,
     ),
 }
 
@@ -181,6 +124,20 @@ def build(family, attention):
     model = getattr(transformers, f"AutoModelFor{head}").from_config(config, **options)
     generator = torch.Generator().manual_seed(1)
     return model, [BATCHES[kind](generator) for _ in range(STEPS)]
+
+
+def train(model, batches, *, clips=False):
+    """Trains a model's trainable parameters on each batch once, and prints the losses."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for step, batch in enumerate(batches):
+        loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
+        loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, loss.item())
 
 
 def _numbers(most, *shape, generator):

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from families import build
+from families import build, train
 from peft import LoraConfig, TaskType, get_peft_model
 
 torch.manual_seed(0)
@@ -19,10 +19,4 @@ config = LoraConfig(
 )
 model = get_peft_model(model, config).to(device)
 model.print_trainable_parameters()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-for step, batch in enumerate(batches):
-    loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(step, loss.item())
+train(model, batches)

@@ -7,7 +7,7 @@ import sys
 
 import bitsandbytes as bnb
 import torch
-from families import build
+from families import build, train
 from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
 from torch import nn
 
@@ -41,10 +41,4 @@ setattr(model, "is_loaded_in_8bit" if "8bit" in sys.argv else "is_loaded_in_4bit
 model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 config = LoraConfig(task_type=TaskType.CAUSAL_LM, r=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
 model = get_peft_model(model, config)
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-for step, batch in enumerate(batches):
-    loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(step, loss.item())
+train(model, batches)

@@ -21,11 +21,11 @@ class Variant:
     """One row of the article's list of improvements; each keeps those before it."""
 
     stored_mask: bool
-    tensor_cores: bool
-    fused_optimizer: bool
-    bfloat16: bool
-    native_modules: bool
-    flash_attention: bool
+    tensor_cores: bool = False
+    fused_optimizer: bool = False
+    bfloat16: bool = False
+    native_modules: bool = False
+    flash_attention: bool = False
 
 
 class ScratchLayerNorm(nn.Module):

@@ -179,6 +179,16 @@ def train(
     report_peak(allocated=torch.cuda.max_memory_allocated())
 
 
+def train_c3d(classes: int, clips: tuple[int, int, int]) -> None:
+    """Trains C3D on clips of a shape."""
+    train(C3D(classes), 78_409_573, clips, classes)
+
+
+def train_r2plus1d(classes: int, clips: tuple[int, int, int]) -> None:
+    """Trains R(2+1)D-34 on clips of a shape."""
+    train(R2Plus1D(classes), 63_759_281, clips, classes)
+
+
 def normalized(batch: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns clips of a shape that came to the device as bytes, normed there [clip, *shape]."""
     pixels = [torch.zeros(shape, dtype=torch.uint8).to(DEVICE) for _ in range(batch)]

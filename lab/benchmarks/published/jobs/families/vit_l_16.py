@@ -105,6 +105,31 @@ def finetune(batch: int, precision: str, accumulate: int = 1) -> None:
                 optimizer.zero_grad()
 
 
+def follow_tutorial() -> None:
+    """Trains on one image with Adam, as PyTorch's tutorial does first: gradients are freed after the update."""
+    model = make_model().to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        tutorial_step(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def follow_tutorial_fused() -> None:
+    """Trains with an Adam for each parameter, stepped in the backward: a gradient is freed as soon as it is used."""
+    model = make_model().to(DEVICE)
+    optimizers = {parameter: torch.optim.Adam([parameter], foreach=False) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for _ in range(STEPS):
+        tutorial_step(model)
+
+
 def tutorial_step(model: nn.Module) -> None:
     """Forward and backward of one image, the loss the sum of the outputs, as in PyTorch's tutorial."""
     image = torch.rand(1, 3, IMAGE, IMAGE).to(DEVICE)

@@ -1,7 +1,0 @@
-"""Trains ResNet-50 in float32 on a batch of 256."""
-
-import torch
-from families.resnet50 import classify
-
-if __name__ == "__main__":
-    classify(batch=256, precision=torch.float32)
