@@ -10,13 +10,13 @@ from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import EARLY, SECOND_BACKWARD, USED
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
+from memprof.trace.operator_facts import ZEROING, are_among
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: Overhead of one optimizer call for one parameter, without its operators: hook, Python, groups. Adam and SGD inside
 #: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more per parameter (torch 2.13, one CPU core).
 CALL_US = 75.0
-_ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
 #: Copies that swap inserts around updates; they are no part of them.
 SWAPS = (SWAP_IN, SWAP_OUT)
 #: Parameters with fewer elements, or whose element count is no multiple of a block, keep 32 bits; each block has a
@@ -43,7 +43,7 @@ class SingleUpdates:
 
 def is_updating(step: Step) -> Bools:
     """Returns which operators are of optimizers' updates, shape ``(ops,)``."""
-    found: Bools = (step.ops.phase == "optimizer") & ~np.isin(step.ops.name, _ZEROING)
+    found: Bools = (step.ops.phase == "optimizer") & ~are_among(step.ops.name, ZEROING)
     return found
 
 

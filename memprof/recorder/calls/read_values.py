@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.packets import overloads
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.log import RawLog
+from memprof.trace.operator_facts import READS_VALUE
 
 _aten = torch.ops.aten
 #: Kept of a recording, as characters; what a job reads after that is not.
@@ -38,13 +40,7 @@ _PRINTING = "_tensor_str.py"
 #: Types of masks.
 MASKS = (torch.bool, torch.uint8)
 #: Operators that return a value.
-SCALARS = frozenset(
-    (
-        _aten._local_scalar_dense.default,
-        *(_aten.item.default, _aten.is_nonzero.default),  # in inference mode
-        *(_aten.equal.default, _aten.allclose.default),
-    )
-)
+SCALARS = overloads(READS_VALUE)
 #: Methods of a tensor that read its values without an operator, by the names they are logged with.
 LISTED = {"tolist": "Tensor.tolist", "numpy": "Tensor.numpy"}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.packets import packets
 from memprof.recorder.calls.read_values import LISTED
 from memprof.recorder.dry.values.known import has_shares, known
 from memprof.recorder.dry.values.loops import Rounds, is_end_of_loop, passing_condition
@@ -25,36 +26,13 @@ _VALUE = "_memprof_value"
 _RARE = "_memprof_rare"
 #: Attribute of a fake product of two vectors.
 _PRODUCT = "_memprof_product"
-_TRUE = {_aten.isfinite, _aten.all, _aten._is_all_true}
-_FALSE = {_aten.any, _aten._is_any_true, _aten.isnan, _aten.isinf}
-_NOT = {_aten.logical_not, _aten.bitwise_not}
+_TRUE = packets("isfinite all _is_all_true")
+_FALSE = packets("any _is_any_true isnan isinf")
+_NOT = packets("logical_not bitwise_not")
 #: Operators that return positions: 0 is in range unless the dimension is empty.
-_PLACES = {
-    _aten.argmax,
-    _aten.argmin,
-    _aten.argsort,
-    _aten.multinomial,
-    _aten.randint,
-    _aten.randperm,
-    _aten.random,
-    _aten.random_,
-}
+_PLACES = packets("argmax argmin argsort multinomial randint randperm random random_")
 #: Operators whose results contain values of their inputs.
-_SAME = {
-    _aten.alias,
-    _aten.clone,
-    _aten.detach,
-    _aten._to_copy,
-    _aten.index,
-    _aten.select,
-    _aten.slice,
-    _aten.squeeze,
-    _aten.unsqueeze,
-    _aten.view,
-    _aten._unsafe_view,
-    _aten.expand,
-    _aten.unbind,
-}
+_SAME = packets("alias clone detach _to_copy index select slice squeeze unsqueeze view _unsafe_view expand unbind")
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 _SCALER = str(Path("amp", "grad_scaler.py"))
 _LBFGS = str(Path("optim", "lbfgs.py"))

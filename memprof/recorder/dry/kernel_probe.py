@@ -12,62 +12,24 @@ from typing import Any
 import torch
 from torch._C import _profiler
 
+from memprof.recorder.calls.packets import packets
 from memprof.recorder.dry.workspace_law import LISTS, corrected, extrapolate, tensors_of
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
+from memprof.trace.operator_facts import CPU_LOSSES, CPU_WORKSPACE, MATRIX_PRODUCTS, WRAPS_NUMBER
 
 _aten = torch.ops.aten
 #: Operators whose kernels use temporary memory, or whose result size is chosen by their library.
-_TRIED = {
-    _aten.conv1d,
-    _aten.conv2d,
-    _aten.conv3d,
-    _aten.convolution,
-    _aten.convolution_backward,
-    _aten.mkldnn_rnn_layer,
-    _aten.mkldnn_rnn_layer_backward,
-    _aten.native_batch_norm,
-    _aten.native_batch_norm_backward,
-    _aten.native_group_norm,
-    _aten.native_layer_norm_backward,
-    _aten.native_group_norm_backward,
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    _aten._cdist_backward,
-    _aten._euclidean_dist,
-    _aten.embedding_dense_backward,
-    _aten.grid_sampler_2d_backward,
-    # Reduced within the memory of its terms, which some kernels return in full.
-    _aten.mse_loss,
-    _aten.smooth_l1_loss,
-    _aten.huber_loss,
-    _aten.binary_cross_entropy,
-    _aten.binary_cross_entropy_backward,
-    _aten.binary_cross_entropy_with_logits,
-    _aten.soft_margin_loss,
-    _aten.soft_margin_loss_backward,
-}
+_TRIED = packets(CPU_WORKSPACE | CPU_LOSSES)
 #: Products, which use temporary memory only in the shorter types, and for a matrix that BLAS cannot read in place.
-_PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm}
+_PRODUCTS = packets(MATRIX_PRODUCTS)
 #: Sums, which cast what they add up to the type of the result: a mask of int32 to int64.
-_SUMS = {_aten.sum, _aten.cumsum, _aten.prod}
+_SUMS = packets("sum cumsum prod")
 _SHORT = (torch.bfloat16, torch.float16)
 #: Libraries whose kernels on the processor are written in torch's operators: weights are unpacked inside.
 _LIBRARIES = ("bitsandbytes", "torchao")
-#: Operators that wrap a number as a tensor of a few bytes, whatever the size of the other input.
-_WRAPPING = {
-    _aten.add,
-    _aten.add_,
-    _aten.sub,
-    _aten.sub_,
-    _aten.rsub,
-    _aten.mul,
-    _aten.mul_,
-    _aten.div,
-    _aten.div_,
-    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
-}
+_WRAPPING = packets(WRAPS_NUMBER)
 _NUMBERS = (bool, int, float, complex)
 #: Operators on more bytes are measured at smaller batches: a dry run must not use the memory and time that it saves.
 _MOST_BYTES = 128 * 2**20

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from memprof.recorder.calls.dispatch_modes import follow, is_higher_order
+from memprof.recorder.calls.packets import overloads
 from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.dry.answers import Answers
 from memprof.recorder.dry.bounds import is_by_bytes, is_exact, upper_bound
@@ -30,6 +31,7 @@ from memprof.recorder.dry.values.known import compute, follow_values, has_shares
 from memprof.recorder.dry.values.nonzeros import follow_marks, position_bytes
 from memprof.recorder.dry.values.overwritten import InPlace, note_overwritten, stand_in
 from memprof.recorder.dry.values.random_stream import RandomStream
+from memprof.trace.operator_facts import COMPARES, READS_NUMBER
 
 if TYPE_CHECKING:
     from memprof.recorder.dry.device.virtual_device import VirtualDevice
@@ -41,10 +43,7 @@ _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 #: FakeTensorMode caches operators with their arguments, which would keep these operators' storages alive.
 _OF_STORAGES = {_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset}
-#: Operators that read a value; the last two reach a mode only in inference mode, elsewhere as the first.
-_READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default}
-#: Operators that compare two tensors, and return one truth value.
-_COMPARISONS = {_aten.equal.default, _aten.allclose.default}
+_READS, _COMPARISONS = overloads(READS_NUMBER), overloads(COMPARES)
 #: torch's message for an operator made with only `torch.library.custom_op`.
 _NO_FAKE = "no fake impl registered"
 

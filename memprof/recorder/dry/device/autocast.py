@@ -15,35 +15,10 @@ from typing import Any
 import torch
 
 from memprof.recorder.dry.device.face import is_on_device
+from memprof.trace.operator_facts import AUTOCAST_FP32, AUTOCAST_FP32_RESULT, AUTOCAST_LOWER, AUTOCAST_WIDEST
 
 _KEY = "AutocastCUDA"
 _LISTS = (list, tuple)
-#: Run in autocast's type.
-_LOWER = """
-_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
-chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-_scaled_dot_product_flash_attention scaled_dot_product_attention
-"""
-#: Run in fp32.
-_FULL = """
-acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
-pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
-cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
-smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
-multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
-_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
-upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-_upsample_bicubic2d_aa
-"""
-#: Return fp32, unless the job specifies another type.
-_FULL_RESULT = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
-"""
-#: Run in the widest type among their arguments.
-#: cat and stack are not among them on CUDA: they promote by themselves, without copies.
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -58,11 +33,16 @@ class Casts:
         """Registers the rules with torch, for good."""
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         self._library = library  # the rules are unregistered with it
-        rules = ((_LOWER, self._lower), (_FULL, _full), (_FULL_RESULT, _full_result), (_WIDEST, _widest))
+        rules = (
+            (AUTOCAST_LOWER, self._lower),
+            (AUTOCAST_FP32, _full),
+            (AUTOCAST_FP32_RESULT, _full_result),
+            (AUTOCAST_WIDEST, _widest),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns on the job's stderr that its own kernels are overridden
             for names, rule in rules:
-                for operator in filter(None, map(_find, names.split())):
+                for operator in filter(None, map(_find, names)):
                     library.impl(operator, _kernel(operator, rule), _KEY, allow_override=True)
         torch_module: Any = torch
         clear = torch.clear_autocast_cache

@@ -15,8 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from memprof.recorder.calls.packets import packets
 from memprof.recorder.dry.values.overwritten import is_integral, stand_in, written
 from memprof.recorder.dry.values.random_stream import MOST_KEPT
+from memprof.trace.operator_facts import DISJUNCTIONS, ONES, ZEROS
 
 _aten = torch.ops.aten
 #: Attribute of a fake tensor: its `_Values`.
@@ -27,44 +29,36 @@ _WRITES = "_memprof_writes"
 _MOST_ELEMENTS = 2**16
 
 #: Operators that create data.
-_DATA = {
-    *(_aten.arange, _aten.eye, _aten.full, _aten.ones, _aten.zeros, _aten.scalar_tensor),
-    *(_aten.randint, _aten.randperm),
-}
-_RANGES = {_aten.arange, _aten.linspace}
+_DATA = packets("arange eye full ones zeros scalar_tensor randint randperm")
+_RANGES = packets("arange linspace")
 _MOST_OF_RANGE = 2**10
 
-_CREATED = {
-    *(_aten.arange, _aten.full, _aten.full_like, _aten.new_full, _aten.ones, _aten.ones_like, _aten.new_ones),
-    *(_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.scalar_tensor, _aten.eye),
-}
+_CREATED = packets(ZEROS | ONES) | packets("arange full full_like new_full scalar_tensor eye")
 #: Operators that change their first argument in place, and nothing else.
-_CHANGES = {
-    *(_aten.scatter_add_, _aten.scatter_, _aten.scatter_reduce_, _aten.index_put_, _aten.index_add_, _aten.index_fill_),
-    *(_aten.masked_fill_, _aten.fill_, _aten.zero_, _aten.copy_, _aten.add_, _aten.sub_, _aten.mul_, _aten.clamp_),
-}
+_CHANGES = packets("""
+    scatter_add_ scatter_ scatter_reduce_ index_put_ index_add_ index_fill_ masked_fill_ fill_ zero_ copy_ add_ sub_
+    mul_ clamp_
+""")
 #: Operators that fill a tensor with one value other than zero: a mask that hides nothing is often of floats.
 _FILLED = {
-    **dict.fromkeys((_aten.ones, _aten.ones_like, _aten.new_ones), lambda _: 1),
+    **dict.fromkeys(packets(ONES), lambda _: 1),
     **dict.fromkeys((_aten.full, _aten.full_like), lambda args: args[1]),
     _aten.new_full: lambda args: args[2],
 }
-_AND = {_aten.bitwise_and, _aten.logical_and, _aten.__and__, _aten.mul}
-_OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
-_COMPUTED = {
-    *(_aten._to_copy, _aten.alias, _aten.clone, _aten.detach, _aten.expand, _aten.index, _aten.index_select),
-    *(_aten.repeat, _aten.select, _aten.slice, _aten.squeeze, _aten.unsqueeze, _aten.view, _aten._unsafe_view),
-    *(_aten.permute, _aten.t, _aten.transpose, _aten.reshape, _aten.cat, _aten.stack, _aten.gather, _aten.where),
-    *(_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.sum, _aten.cumsum, _aten.prod, _aten.diff, _aten.bincount),
-    *(_aten.all, _aten.any, _aten._is_all_true, _aten._is_any_true, _aten.isin, _aten.repeat_interleave),
-    *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge, _aten.add, _aten.sub, _aten.rsub, _aten.neg),
-    *(_aten.floor_divide, _aten.remainder, _aten.clamp, _aten.clamp_min, _aten.clamp_max, _aten.masked_fill),
-    *(_aten.logical_not, _aten.bitwise_not, _aten.bitwise_xor, _aten.logical_xor, _aten.nonzero, _aten.masked_select),
-    *_AND,
-    *_OR,
-}
+_AND = packets("bitwise_and logical_and __and__ mul")
+_OR = packets(DISJUNCTIONS)
+_COMPUTED = (
+    _AND
+    | _OR
+    | packets("""
+        _to_copy alias clone detach expand index index_select repeat select slice squeeze unsqueeze view _unsafe_view
+        permute t transpose reshape cat stack gather where amax amin max min sum cumsum prod diff bincount all any
+        _is_all_true _is_any_true isin repeat_interleave eq ne lt le gt ge add sub rsub neg floor_divide remainder clamp
+        clamp_min clamp_max masked_fill logical_not bitwise_not bitwise_xor logical_xor nonzero masked_select
+    """)
+)
 #: Operators that return the parts of their first argument.
-_DIVIDED = {_aten.split, _aten.split_with_sizes, _aten.unbind}
+_DIVIDED = packets("split split_with_sizes unbind")
 
 
 @dataclass(frozen=True, eq=False)

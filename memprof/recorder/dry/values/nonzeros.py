@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.packets import packets
 from memprof.recorder.calls.read_values import MASKS, kept_elements
 from memprof.recorder.dry.values.known import known
+from memprof.trace.operator_facts import DISJUNCTIONS, DUPLICATES, ZEROS
 
 _aten = torch.ops.aten
 #: Attribute of a fake storage: the most elements that differ from zero, and the version of its tensors by then.
 _MARKED = "_memprof_marked"
-_ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
+_ZEROS = packets(ZEROS)
 #: Scatters in place; the others return a new tensor.
 _SCATTERS = {_aten.scatter_: True, _aten.index_fill_: True, _aten.scatter: False, _aten.index_fill: False}
-_COPIES = {_aten.clone, _aten._to_copy}
 #: Operators whose result is zero where their first argument is.
-_KEEPS_ZEROS = {*_COPIES, _aten.div, _aten.mul}
+_KEEPS_ZEROS = packets(DUPLICATES) | packets("div mul")
 #: Comparisons with a number that zero does not meet.
 _COMPARISONS = {
     _aten.eq: lambda number: number != 0,
@@ -37,11 +38,10 @@ _COMPARISONS = {
 }
 #: Writes at the places of index tensors; in place or not.
 _PUTS = {_aten.index_put_: True, _aten.index_put: False}
-#: Disjunctions: an element differs from zero where it does in either argument.
-_OR = {_aten.bitwise_or, _aten.logical_or, _aten.__or__}
+_OR = packets(DISJUNCTIONS)
 _FOLLOWED = {*_ZEROS, *_SCATTERS, *_PUTS, *_OR, *_KEEPS_ZEROS, *_COMPARISONS, _aten.cat}
 _POSITION_BYTES = 8
-_INDEX_PUTS = {_aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+_INDEX_PUTS = packets("index_put index_put_ _index_put_impl_")
 #: Elements from which a kernel uses several threads (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.trace.zero_filling import FILLING, ZEROS
+from memprof.trace.operator_facts import FILLS_ZEROS, ZEROS, is_among
 
 #: Attribute of a storage: the fake tensor in its place.
 _STAND_IN = "_memprof_stand_in"
@@ -96,8 +96,8 @@ class InPlace:
             return result
         known = zeros() if zeros is not None else None
         name = str(func)
-        if known is not None and name in FILLING and known is args[0] and known.shape == result.shape:
+        if known is not None and is_among(name, FILLS_ZEROS) and known is args[0] and known.shape == result.shape:
             return known
-        if name in ZEROS and isinstance(result, torch.Tensor):
+        if is_among(name, ZEROS) and isinstance(result, torch.Tensor):
             self._zeros = weakref.ref(result)
         return result

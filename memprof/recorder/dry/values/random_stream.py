@@ -10,44 +10,21 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.packets import overloads, packets
+from memprof.trace.operator_facts import DRAWS, DRAWS_ALONE
+
 _aten = torch.ops.aten
 _LISTS = (list, tuple)
-#: Operators that draw from a generator.
-_DRAWING = {
-    _aten.bernoulli,
-    _aten.bernoulli_,
-    _aten.exponential_,
-    _aten.native_dropout,
-    _aten.normal,
-    _aten.normal_,
-    _aten.rand,
-    _aten.rand_like,
-    _aten.randint,
-    _aten.randint_like,
-    _aten.randn,
-    _aten.randn_like,
-    _aten.random_,
-    _aten.randperm,
-    _aten.rrelu_with_noise,
-    _aten.uniform_,
-}
-#: Of these, operators whose numbers depend on no tensor, and the most elements whose numbers are kept: those by which a
-#: job decides which layers or branches run (stochastic depth, layer dropout).
-_CERTAIN = {
-    _aten.exponential_,
-    _aten.normal_,
-    _aten.rand,
-    _aten.rand_like,
-    _aten.randn,
-    _aten.randn_like,
-    _aten.uniform_,
-}
+_DRAWING = packets(DRAWS)
+#: The most elements whose numbers are kept: those by which a job decides which layers or branches run (stochastic
+#: depth, layer dropout).
+_CERTAIN = packets(DRAWS_ALONE)
 MOST_KEPT = 2**10
 #: Most elements drawn in a dry run, half a second's work: after them the numbers differ from those of a real run.
 _MOST_DRAWN = 2**25
 #: Most elements drawn at once, for operators whose numbers are the same when they are drawn part by part.
 _AT_ONCE = 2**20
-_IN_PARTS = {_aten.uniform_.default, _aten.normal_.default}
+_IN_PARTS = overloads("uniform_ normal_")
 
 
 class RandomStream:

@@ -12,6 +12,7 @@ import torch
 
 from memprof.machines import outside
 from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture
+from memprof.recorder.calls.packets import packets
 from memprof.recorder.dry.device.current import CURRENT
 from memprof.recorder.dry.device.kernels.attention import safe_softmax_sizes
 from memprof.recorder.dry.device.kernels.formats import low_bit_steps
@@ -20,6 +21,7 @@ from memprof.recorder.dry.device.kernels.recurrent import dropout_state_bytes, g
 from memprof.recorder.dry.device.kernels.reductions import copied_bytes, is_reduction, reduction_sizes
 from memprof.recorder.dry.device.kernels.steps import scan_bytes, steps_of
 from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.trace.operator_facts import CUBLAS_PRODUCTS, FOURIER_TRANSFORMS
 from memprof.units import format_bytes
 
 _aten = torch.ops.aten
@@ -36,7 +38,7 @@ _QUERY_BLOCK = 64 * 64 * _FP32 + 16
 _SMALL_STATE, _LARGE_STATE = 8, 16
 #: cuDNN aligns the parts of a workspace to these bytes.
 _CUDNN_ALIGNMENT = 256
-_PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._addmm_activation, _aten.dot, _aten.mv, _aten.addmv}
+_PRODUCTS = packets(CUBLAS_PRODUCTS)
 #: cuBLASLt alone has products of scaled matrices.
 _SCALED = {_aten._scaled_mm}
 
@@ -245,6 +247,5 @@ _TEMPORARIES: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._fft_r2c: _fourier,
     _aten._fft_c2r: _inverse_real,
 }
-_CONVOLUTIONS = {_aten.convolution, _aten.convolution_backward}
-_TRANSFORMS = {_aten._fft_c2c, _aten._fft_r2c, _aten._fft_c2r}
+_CONVOLUTIONS, _TRANSFORMS = packets("convolution convolution_backward"), packets(FOURIER_TRANSFORMS)
 _ESTIMATED = {*_CONVOLUTIONS, *_TRANSFORMS, _aten._cudnn_rnn}

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.packets import packets
+
 _aten = torch.ops.aten
 _WARP = 32
 _MOST_THREADS = 512
@@ -34,8 +36,8 @@ _NORMS = (_aten.norm, _aten.linalg_vector_norm)
 #: Reductions that read one value at a time.
 _PLAIN = (_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 #: Operators that cast what they add up or multiply.
-_SCANS = {_aten.cumsum, _aten.cumprod}
-_CASTING = {_aten.sum, _aten.mean, _aten.nansum, _aten.prod, *_SCANS}
+_SCANS = packets("cumsum cumprod")
+_CASTING = packets("sum mean nansum prod") | _SCANS
 _WIDE = {torch.float16: 4, torch.bfloat16: 4, torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int16: 8}
 
 
