@@ -80,7 +80,7 @@ def install(settings: dict[str, Any]) -> None:
 
 def prepare_ranks() -> None:
     """Imports what every dry-run rank imports, before the ranks are forked from this process."""
-    from memprof.recorder.dry.ranks.imports import import_all
+    from memprof.recorder.dry.run import import_all
     from memprof.recorder.memory.live_objects import freeze_imports
 
     import_all()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.optim import optimizer
-from torch.utils import _foreach_utils
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.uncompiled import trace_initializer
@@ -26,7 +24,7 @@ from memprof.recorder.dry.pools import follow_pools, load_real_data
 from memprof.recorder.dry.ranks.dry_rank import DryRank
 from memprof.recorder.dry.refusals import refuse_missing_device
 from memprof.recorder.dry.subclasses import hide_fakes
-from memprof.recorder.dry.tensor_files import outside_dry_run, pickle_shapes
+from memprof.recorder.dry.tensor_files import pickle_shapes
 from memprof.recorder.dry.values.loops import end_updates
 from memprof.recorder.dry.values.recorded import RecordedValues
 from memprof.recorder.machine import is_loader_worker
@@ -50,6 +48,20 @@ if TYPE_CHECKING:
 _COMPILING = ("torch._higher_order_ops.", "torch.nn.attention.")
 #: Replaces the address of a kernel's temporary memory.
 _KERNEL = 1
+
+#: Modules that are imported only when a dry run begins.
+_LAZY = (
+    "memprof.machines.card",
+    "memprof.policies.allocator.policy",
+    "memprof.recorder.dry.compiling.compiled_regions",
+    "memprof.recorder.dry.device.virtual_device",
+    "memprof.recorder.dry.mode",
+    "memprof.recorder.dry.outside_operators",
+    "memprof.recorder.dry.ranks.objects",
+    "memprof.recorder.dry.routing",
+    "memprof.recorder.dry.subclasses",
+    "torch.testing._internal.distributed.fake_pg",
+)
 
 
 class DryRun:
@@ -195,9 +207,14 @@ class DryRun:
         from memprof.recorder.dry.compiling.compiled_regions import CompiledRegions
         from memprof.recorder.dry.kernel_probe import Kernels
         from memprof.recorder.dry.mode import DryMode, lent
+        from memprof.recorder.dry.outside_operators import (
+            accept_fakes,
+            answer_conversions,
+            follow_memory,
+            show_no_values,
+        )
         from memprof.recorder.dry.routing import Routing
         from memprof.recorder.dry.subclasses import allow_subclasses, let_data_be_assigned
-        from memprof.recorder.dry.values.numbers import answer_conversions
 
         allow_subclasses()
         self._kernels = Kernels()
@@ -212,7 +229,11 @@ class DryRun:
         answer_conversions(self._answers, self._mode)
         self._mode.__enter__()
         os.register_at_fork(after_in_child=self._leave)
-        self._show_no_values()
+        show_no_values(self._answers, dry_span if self._device is None else self._device.span)
+        follow_memory(self._noticed, self._resized)
+        accept_fakes()
+        hide_fakes()
+        pickle_shapes()  # tensors go to a data loader's worker and back
         load_real_data(self._leave)
         self._leave_out()
         follow_pools(nullcontext() if self._device is None else self._device.calls)
@@ -222,115 +243,17 @@ class DryRun:
         if self._device is not None:
             self._device.leave()
 
-    def _show_no_values(self) -> None:
-        """Supplies placeholders where Python reads a tensor without torch's operators."""
-        from torch._subclasses import fake_tensor
-        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    def _noticed(self, tensor: torch.Tensor) -> None:
+        """Notes a tensor that no operator returns."""
+        sources = self._sources
+        if sources is not None and sources.is_open and sources.on_output is not None:
+            sources.on_output(tensor, clock_ns())
 
-        answers = self._answers
-        fakes: Any = fake_tensor
-        fake: Any = FakeTensor
-
-        def numpy(tensor: Any, **_: Any) -> Any:
-            return answers.values(tensor).numpy()
-
-        def array(tensor: Any, dtype: Any = None, **_: Any) -> Any:
-            values = answers.values(tensor).numpy()
-            return values if dtype is None else values.astype(dtype)
-
-        fake.numpy, fake.__array__ = numpy, array
-        fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
-        fake.tolist = lambda tensor: answers.values(tensor, "tolist").tolist()
-        span = dry_span if self._device is None else self._device.span
-        fake.data_ptr = lambda tensor: span(tensor)[0]  # otherwise each call prints a warning
-        fakes.log.setLevel(logging.CRITICAL)  # it prints the tracebacks of errors that it then raises
-        printing: Any = torch._tensor_str
-        text = printing._str
-        copying: Any = torch.Tensor
-        deepcopy = copying.__deepcopy__
-
-        @wraps(deepcopy)
-        def copy(tensor: Any, memo: Any) -> Any:
-            if isinstance(tensor, FakeTensor):
-                return deepcopy(tensor, memo)
-            with unset_fake_temporarily():  # the copy must be real, to receive the data
-                return deepcopy(tensor, memo)
-
-        copying.__deepcopy__ = copy
-
-        @wraps(text)
-        def show(*args: Any, **kwargs: Any) -> str:
-            with unset_fake_temporarily():  # intermediate tensors must be real, to show data
-                shown: str = text(*args, **kwargs)
-            return shown
-
-        printing._str = show
-        # Activation checkpointing saves the generator's state, which no operator returns.
-        state = torch.get_rng_state
-
-        @wraps(state)
-        def rng_state() -> torch.Tensor:
-            tensor = state()
-            sources = self._sources
-            if sources is not None and sources.is_open and sources.on_output is not None:
-                sources.on_output(tensor, clock_ns())
-            return tensor
-
-        torch_module: Any = torch
-        torch_module.get_rng_state = rng_state
-        for owner in (torch_module, copying):
-            is_finite = owner.isfinite
-            owner.isfinite = lambda tensor, ask=is_finite: answers.mark_true(ask(tensor))
-        # Nor does an operator resize the storages that fully_shard frees and reallocates.
-        storages: Any = torch.UntypedStorage
-        resize = storages.resize_
-
-        @wraps(resize)
-        def resize_(storage: Any, size: int) -> Any:
-            resized = resize(storage, size)
-            if self._device is not None:
-                self._device.memory.resized(storage)
-            elif self._sources is not None:
-                self._sources.resized(storage)
-            return resized
-
-        storages.resize_ = resize_
-        share = storages.share_memory_
-
-        @wraps(share)
-        def share_memory_(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            has_memory = storage.device.type != "meta"  # without memory it is valid in any process
-            return share(storage, *args, **kwargs) if has_memory else storage
-
-        storages.share_memory_ = share_memory_
-        for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-            setattr(storages, name, outside_dry_run(getattr(storages, name)))
-        # Optimizers and clipping choose their kernels by the type of their inputs.
-        for types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-            if FakeTensor not in types:
-                types.append(FakeTensor)
-        hide_fakes()
-        # `module.to()` would swap two tensors of this type, but assigns new data to any other.
-        swap = torch.utils.swap_tensors
-
-        def give(first: Any, second: Any) -> None:
-            if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):
-                if "meta" in (first.device.type, second.device.type):  # data cannot be assigned across these devices
-                    torch._C._swap_tensor_impl(first, second)
-                    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
-                else:
-                    first.data = second.data
-            else:
-                swap(first, second)  # type: ignore[no-untyped-call]
-
-        utils: Any = torch.utils
-        utils.swap_tensors = give
-        from memprof.recorder.dry.sequences import pad_packed
-
-        functions: Any = torch._VF
-        functions._pad_packed_sequence = pad_packed
-        # Tensors are pickled to a data loader's worker and back.
-        pickle_shapes()
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        if self._device is not None:
+            self._device.memory.resized(storage)
+        elif self._sources is not None:
+            self._sources.resized(storage)
 
     def _leave_out(self) -> None:
         """Disables what is meaningless without values."""
@@ -352,3 +275,12 @@ class DryRun:
             return  # updates end as they did
         left_out = "LBFGS' line searches, which end by values, stopped at their first trial"
         end_updates(self._answers.falling, partial(self._answers.count_left_out, left_out))
+
+
+def import_all() -> None:
+    """Imports what every rank needs before ranks are forked from this process, which takes a second."""
+    for name in _LAZY:
+        import_module(name)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    FakeTensorMode()  # imports the rest
