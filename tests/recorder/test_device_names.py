@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.recorder.dry.device.memory import VirtualMemory
-from memprof.recorder.dry.device.native import names
 from memprof.replay.allocator.rules import settings_from_options
+from memprof.virtual.device.memory import VirtualMemory
+from memprof.virtual.device.native import names
 from tests.recorder.recorded import record_script
 
 _STUB = Path(torch.__file__).parent / "_C" / "__init__.pyi"
@@ -145,8 +145,8 @@ def test_a_reset_peak_counts_no_released_segment() -> None:
 _BUILD = """
 import torch
 from memprof.machines.card import find_card
-from memprof.recorder.dry.device import native
-from memprof.recorder.dry.device.memory import VirtualMemory
+from memprof.virtual.device import native
+from memprof.virtual.device.memory import VirtualMemory
 from memprof.replay.allocator.rules import settings_from_options
 
 def of_the_driver(*_):

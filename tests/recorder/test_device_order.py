@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
-from memprof.recorder.dry.device.kernels.attention import Attention
-from memprof.recorder.dry.device.kernels.convolved import convolution_backward_steps, convolution_steps
-from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
-from memprof.recorder.dry.device.kernels.steps import steps_of
-from memprof.recorder.dry.device.memory import FREE, RESULTS, VirtualMemory, result_at
 from memprof.replay.allocator.rules import Settings
+from memprof.virtual.device.kernels.attention import Attention
+from memprof.virtual.device.kernels.convolved import convolution_backward_steps, convolution_steps
+from memprof.virtual.device.kernels.cuda_kernels import DeviceKernels
+from memprof.virtual.device.kernels.steps import steps_of
+from memprof.virtual.device.memory import FREE, RESULTS, VirtualMemory, result_at
 from tests.recorder.on_a_card import allocated
 
 _aten = torch.ops.aten

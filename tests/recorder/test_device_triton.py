@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.recorder.dry.device.kernels import triton_launches
+from memprof.virtual.device.kernels import triton_launches
 from tests.recorder.recorded import record
 
 #: Triton's names as far as a launch needs them: it comes with CUDA builds of torch alone, and asks the driver.

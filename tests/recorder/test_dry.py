@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from memprof.recorder.dry.answers import Answers
 from memprof.trace.schema import Memory
 from memprof.trace.step import Step
+from memprof.virtual.values.answers import Answers
 from tests.recorder.recorded import Ended, record, record_both, record_script
 
 _SAMPLES = Path(__file__).parents[2] / "sample_traces"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.recorder.dry.values.loops import passing_condition
+from memprof.virtual.values.loops import passing_condition
 from tests.recorder.recorded import record_both, record_script
 
 _JOB = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.recorder.dry.ranks.replicas import Reducer
+from memprof.virtual.ranks.replicas import Reducer
 from tests.recorder.recorded import record
 
 _JOB = """

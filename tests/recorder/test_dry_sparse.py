@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.recorder.dry.device.kernels.formats import sizes_before, sizes_within
-from memprof.recorder.dry.fakes import count_places, spread_pattern
-from memprof.recorder.dry.sparse_operators import _key
+from memprof.virtual.device.kernels.formats import sizes_before, sizes_within
+from memprof.virtual.tensors.fakes import count_places, spread_pattern
+from memprof.virtual.tensors.sparse_operators import _key
 from tests.recorder.recorded import record_both, record_script
 
 _EMBEDDINGS = """

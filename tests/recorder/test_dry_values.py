@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.recorder.dry.bounds import upper_bound
+from memprof.virtual.sizes.bounds import upper_bound
 from tests.recorder.on_a_card import allocated
 from tests.recorder.recorded import record_both, record_script
 

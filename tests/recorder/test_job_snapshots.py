@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.compared.allocation_sequence import read_sequence
-from memprof.recorder.dry.device.job_history import JobHistory
 from memprof.trace.importers.snapshot import read_snapshot
+from memprof.virtual.device.job_history import JobHistory
 from tests.recorder.recorded import record_script
 
 _JOB = """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.recorder.dry.values import random_stream
-from memprof.recorder.dry.values.random_stream import RandomStream
+from memprof.virtual.values import random_stream
+from memprof.virtual.values.random_stream import RandomStream
 from tests.recorder.recorded import record_script
 
 _aten = torch.ops.aten

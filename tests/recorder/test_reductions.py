@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memprof.machines.card import find_card
-from memprof.recorder.dry.device.kernels.reductions import reduction_sizes
+from memprof.virtual.device.kernels.reductions import reduction_sizes
 
 _aten = torch.ops.aten
 

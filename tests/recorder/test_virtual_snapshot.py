@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memprof.recorder.dry.device.statistics import memory_snapshot
 from memprof.replay.allocator.model import CachingAllocator
 from memprof.replay.allocator.rules import Settings
+from memprof.virtual.device.statistics import memory_snapshot
 
 MIB = 1 << 20
 

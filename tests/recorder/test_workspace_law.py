@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memprof.recorder.dry import kernel_probe, workspace_law
 from memprof.recorder.profiler.native import NativeEvents
+from memprof.virtual.sizes import kernel_probe, workspace_law
 
 _aten = torch.ops.aten
 _PLAIN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

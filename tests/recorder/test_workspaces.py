@@ -7,9 +7,9 @@ import torch
 
 from memprof.machines.card import architecture_of
 from memprof.machines.outside import work_area_interval
-from memprof.recorder.dry.device.kernels.cuda_kernels import DeviceKernels
-from memprof.recorder.dry.device.memory import VirtualMemory
 from memprof.replay.allocator.rules import Settings
+from memprof.virtual.device.kernels.cuda_kernels import DeviceKernels
+from memprof.virtual.device.memory import VirtualMemory
 
 _aten = torch.ops.aten
 _MIB = 1 << 20
