@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorder.on_a_card import allocated
+from tests.virtual.on_a_card import allocated
 
 #: Of each job: what follows START, and the blocks that the H200 took, in bytes rounded up to 512.
 _JOBS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memprof.virtual.sizes.bounds import upper_bound
-from tests.recorder.on_a_card import allocated
 from tests.recorder.recorded import record_both, record_script
+from tests.virtual.on_a_card import allocated
 
 #: A rollout as libraries write it: it ends at a token that is never known, or at a length.
 _JOB = """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorder.on_a_card import allocated
 from tests.recorder.recorded import record_script
+from tests.virtual.on_a_card import allocated
 
 _JOB = """
 import torch

@@ -16,7 +16,7 @@ from memprof.virtual.device.kernels.convolved import convolution_backward_steps,
 from memprof.virtual.device.kernels.cuda_kernels import DeviceKernels
 from memprof.virtual.device.kernels.steps import steps_of
 from memprof.virtual.device.memory import FREE, RESULTS, VirtualMemory, result_at
-from tests.recorder.on_a_card import allocated
+from tests.virtual.on_a_card import allocated
 
 _aten = torch.ops.aten
 _MIB = 1 << 20
