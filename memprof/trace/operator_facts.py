@@ -36,7 +36,6 @@ LIFT = "aten.lift_fresh.default"
 LOG_SOFTMAX = "aten._log_softmax.default"
 #: Begins the node of a base whose view was changed (torch's CopySlices).
 NEW_EMPTY_STRIDED = "aten.new_empty_strided.default"
-VIEW = "aten.view.default"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -227,6 +226,8 @@ BATCH_NORM_WORDS = ("batch_norm",)
 LOSS_WORDS = ("softmax", "loss")
 #: The end of a cross-entropy.
 NLL_WORDS = ("aten.nll_loss",)
+#: Updates by an operator for all parameters, by the form of the optimizer.
+UPDATE_WORDS = {"fused": "aten._fused_", "foreach": "aten._foreach_"}
 #: Kernels with a workspace about as large as what they read and write.
 WORKSPACE_WORDS = (
     *("conv", "rnn", "scaled_dot_product", "norm", "grid_sampler", "cdist", "embedding_dense", "_foreach", "linalg"),

@@ -10,7 +10,7 @@ from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import EARLY, SECOND_BACKWARD, USED
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
-from memprof.trace.operator_facts import ZEROING, are_among
+from memprof.trace.operator_facts import UPDATE_WORDS, ZEROING, are_among, have_word
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -49,11 +49,8 @@ def is_updating(step: Step) -> Bools:
 
 def update_form(step: Step) -> str:
     """Returns the form of a step's updates: loop, foreach or fused."""
-    names = set(step.ops.name[is_updating(step)])
-    for form in ("fused", "foreach"):
-        if any(str(name).startswith(f"aten._{form}_") for name in names):
-            return form
-    return "loop"
+    names = step.ops.name[is_updating(step)]
+    return next((form for form, word in UPDATE_WORDS.items() if have_word(names, (word,)).any()), "loop")
 
 
 def single_updates(step: Step) -> SingleUpdates:
