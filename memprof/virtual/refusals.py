@@ -25,9 +25,6 @@ _MESSAGES = (
 def refuse_endless(tensor: FakeTensor) -> None:
     """Raises what torch's allocator raises for a tensor that no machine can hold, for jobs that catch it.
 
-    Args:
-        tensor: The tensor.
-
     Raises:
         RuntimeError: It is larger than the memory that a process can address; torch.OutOfMemoryError on a GPU.
     """
@@ -52,11 +49,7 @@ def cannot(func: Any, reason: str) -> str:
 
 
 def without_size(func: Any) -> str:
-    """Returns the message for an operator whose result shape depends on values.
-
-    Args:
-        func: The operator.
-    """
+    """Returns the message for an operator whose result shape depends on values."""
     reason = "its result shape depends on values"
     if func.namespace == "aten":
         return cannot(func, reason)

@@ -15,7 +15,7 @@ from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
-from memprof.recorder.calls.dispatch_modes import is_higher_order, tensors_in
+from memprof.recorder.calls.dispatch_modes import is_higher_order, map_tensors, tensors_in
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session
@@ -29,7 +29,6 @@ from memprof.trace.operator_facts import (
 )
 
 _Tensor = torch.Tensor
-_LISTS = (list, tuple)
 _now_ns, _wall_ns = time.perf_counter_ns, time.time_ns
 #: Maximum offset of the profiler's clock from the system's.
 _CLOCK_SLACK_NS = 3_000
@@ -140,7 +139,7 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
         return -1  # it cannot be run without memory: it would really run, and repeat its side effects
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         try:
-            shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}
+            shadows = [_shadow(value) for value in args], {name: _shadow(value) for name, value in kwargs.items()}
             result = function(*shadows[0], **shadows[1])
             given = {tensor.untyped_storage()._cdata for tensor in tensors_in(shadows[0])}
             made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_in(result)}
@@ -151,11 +150,11 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
 
 def _shadow(value: Any) -> Any:
     """Returns an argument without memory (meta)."""
-    if isinstance(value, _Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if type(value) in _LISTS:
-        return type(value)(_shadow(item) for item in value)
-    return torch.device("meta") if isinstance(value, torch.device) else value
+    return torch.device("meta") if isinstance(value, torch.device) else map_tensors(_without_memory, value)
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class Operator:

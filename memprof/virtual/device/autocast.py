@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.dispatch_modes import map_tensors, tensors_in
 from memprof.trace.operator_facts import AUTOCAST_FP32, AUTOCAST_FP32_RESULT, AUTOCAST_LOWER, AUTOCAST_WIDEST
 from memprof.virtual.device.face import is_on_device
 
 _KEY = "AutocastCUDA"
-_LISTS = (list, tuple)
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -111,8 +111,7 @@ def _full_result(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _widest(operator: Any, args: Any, kwargs: Any) -> Any:
-    found: list[torch.dtype] = []
-    _each(args, lambda value: found.append(value.dtype) if _is_eligible(value) else None)
+    found = [tensor.dtype for tensor in tensors_in(args) if _is_eligible(tensor)]
     wide = torch.float32 if torch.float32 in found or len(set(found)) > 1 else None
     if wide is None:
         return operator(*args, **kwargs)
@@ -129,18 +128,9 @@ def _call(operator: Any, args: Any, kwargs: Any, cast: Callable[[Any], Any]) -> 
     The last is cast first: autocast's C++ wrapper casts them in the call's own argument list, which GCC, torch's
     compiler for Linux, evaluates from the right (WrapFunction_, aten/src/ATen/autocast_mode.h).
     """
-    found = [_each(value, cast) for value in reversed([*args, *kwargs.values()])][::-1]
+    found = [map_tensors(cast, value) for value in reversed([*args, *kwargs.values()])][::-1]
     return operator(*found[: len(args)], **dict(zip(kwargs, found[len(args) :], strict=True)))
 
 
 def _is_eligible(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_on_device(value) and value.dtype in (torch.float32, *_SHORT)
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a value with a function applied to every tensor in it, including those in lists."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in _LISTS:
-        return type(value)(_each(item, change) for item in value)
-    return value

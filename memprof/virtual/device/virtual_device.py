@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.machines.card import Card
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.device_history import segment_records
 from memprof.recorder.log import RawLog
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from memprof.recorder.log import RawLog
-
-_LISTS = (list, tuple)
 
 
 class VirtualDevice:
@@ -138,7 +137,7 @@ class VirtualDevice:
             self._after_sparse(func, args, result, processor_bytes)
             self.memory.history.operator = None
             return
-        reads = any(face.is_on_device(value) for value in _flat(args))
+        reads = any(face.is_on_device(value) for value in tensors_in(args))
         reused = None
         if reads:
             reused = biased_in_place(func, args, result)
@@ -154,7 +153,7 @@ class VirtualDevice:
         self.memory.history.operator = None
 
     def _after_sparse(self, func: Any, args: Any, result: Any, processor_bytes: int) -> None:
-        reads = any(face.is_on_device(value) for value in _flat(args))
+        reads = any(face.is_on_device(value) for value in tensors_in(args))
         if reads:
             self.memory.pass_through(sizes_before(func, args))
         if self._hold(result, reads=reads) and reads:
@@ -210,7 +209,7 @@ class VirtualDevice:
             reads: Whether an input of the operator is on the device.
         """
         is_here = False
-        for tensor in (result,) if isinstance(result, torch.Tensor) else _flat(result):
+        for tensor in tensors_in(result):
             if not isinstance(tensor, FakeTensor):
                 continue
             if tensor.layout is not torch.strided:
@@ -222,18 +221,6 @@ class VirtualDevice:
                 is_here = True
                 self.memory.hold(tensor)
         return is_here
-
-
-def _flat(values: Any) -> list[Any]:
-    if not isinstance(values, _LISTS):
-        return [values]
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, _LISTS):
-            found += _flat(value)
-        else:
-            found.append(value)
-    return found
 
 
 class VirtualEvents:

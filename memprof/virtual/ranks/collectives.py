@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
+
 _FUNCTIONAL: Any = torch.ops._c10d_functional
 _FIRST = ("wait_tensor", "all_reduce_", "broadcast_", "all_reduce_coalesced_")
 _OUT = ("all_gather_into_tensor_out", "reduce_scatter_tensor_out")
@@ -23,13 +25,7 @@ _RETURNS_FIRST, _RETURNS_OUT = _operators(_FIRST), _operators(_OUT)
 
 
 def returned_argument(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the argument that a collective returns unchanged; None for other operators.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Returns the argument that a collective returns unchanged; None for other operators."""
     if func in _RETURNS_FIRST:
         return args[0]
     return kwargs["out"] if func in _RETURNS_OUT else None
@@ -44,9 +40,6 @@ def place_of_group(func: Any) -> int:
     """Returns the place of the process group among a collective's arguments; -1 for all other operators.
 
     Sends and receives are not collectives.
-
-    Args:
-        func: The operator.
     """
     space, _, name = str(func.name()).partition("::") if hasattr(func, "name") else ("", "", "")
     if space not in ("c10d", "_c10d_functional") or name.startswith(("send", "recv")):
@@ -56,24 +49,15 @@ def place_of_group(func: Any) -> int:
 
 
 def connects_all(func: Any) -> bool:
-    """Whether a collective sends from each rank to each other one.
-
-    Args:
-        func: A collective.
-    """
+    """Whether a collective sends from each rank to each other one."""
     return "alltoall" in str(func).replace("_", "")
 
 
 def device_group(func: Any, args: Any) -> Any:
-    """Returns the process group of a collective on the virtual device; None for others.
-
-    Args:
-        func: A collective.
-        args: Its arguments.
-    """
+    """Returns the process group of a collective on the virtual device; None for others."""
     place = place_of_group(func)
     is_barrier = func is torch.ops.c10d.barrier.default  # NCCL's runs on the device
-    if place >= len(args) or not (is_barrier or any(map(_is_on_device, args))):
+    if place >= len(args) or not (is_barrier or any(map(_is_on_device, tensors_in(args)))):
         return None
     return resolve_group(args[place])
 
@@ -88,7 +72,5 @@ def resolve_group(group: Any) -> Any:
     return groups._resolve_process_group(group) if isinstance(group, str) else groups.ProcessGroup.unbox(group)
 
 
-def _is_on_device(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_is_on_device, value))
-    return isinstance(value, FakeTensor) and value.fake_device.type == "cuda"
+def _is_on_device(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.compiled.late_import import LateImport
 from memprof.trace.files.rank_roles import RankRole, StageSurvey, write_communicators
 from memprof.virtual.ranks.collectives import connects_all, device_group
 
 #: Results up to this size are not compared: one rank may log a loss.
 _LEAST_BYTES = 512
-_LISTS = (list, tuple)
 #: Sums of digests are taken modulo this number.
 _TOTALS = 1 << 62
 
@@ -88,12 +88,7 @@ class Role:
         return part
 
     def note_collective(self, func: Any, args: Any) -> None:
-        """Notes the communicator of a collective on the device; an all-to-all connects each rank to all others.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-        """
+        """Notes the communicator of a collective on the device; an all-to-all connects each rank to all others."""
         group = device_group(func, args)
         if group is not None:
             self.note_reduction(group, torch.distributed.get_process_group_ranks(group) if connects_all(func) else ())
@@ -167,9 +162,8 @@ class Role:
 
 
 def _size(result: Any) -> int:
-    if isinstance(result, FakeTensor):
-        return result.nbytes if result.layout is torch.strided else 0
-    return sum(map(_size, result)) if isinstance(result, _LISTS) else 0
+    made = (each for each in tensors_in(result) if isinstance(each, FakeTensor) and each.layout is torch.strided)
+    return sum(each.nbytes for each in made)
 
 
 if TYPE_CHECKING:

@@ -46,12 +46,7 @@ def upper_bound(func: Any, args: Any, kwargs: Any, rows: int | None = None) -> A
 
 
 def is_exact(func: Any, args: Any) -> bool:
-    """Whether the bound is the size itself: the values of all masks are known.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-    """
+    """Whether the bound is the size itself: the values of all masks are known."""
     if func is _aten.masked_select.default:
         return known(args[1]) is not None
     if func is _aten.linalg_lstsq.default:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch._C import _profiler
 
+from memprof.recorder.calls.dispatch_modes import map_tensors, tensors_in
 from memprof.recorder.calls.packets import packets
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
 from memprof.trace.operator_facts import CPU_LOSSES, CPU_WORKSPACE, MATRIX_PRODUCTS, WRAPS_NUMBER
-from memprof.virtual.sizes.workspace_law import LISTS, corrected, extrapolate, tensors_of
+from memprof.virtual.sizes.workspace_law import LISTS, corrected, extrapolate
 
 _aten = torch.ops.aten
 #: Operators whose kernels use temporary memory, or whose result size is chosen by their library.
@@ -69,19 +70,19 @@ class Kernels:
             return result, 0
         if packet in _WRAPPING and any(type(value) in _NUMBERS for value in args):
             return result, self._wrapped_bytes(func, args, kwargs)
-        inputs = [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]
+        inputs = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
         is_library = getattr(func, "namespace", "") in _LIBRARIES
         casts = (
             packet in _SUMS and isinstance(result, torch.Tensor) and any(one.dtype != result.dtype for one in inputs)
         )
         if not (packet in _TRIED or packet in _PRODUCTS or is_library or casts or _mixes_types(func, inputs)):
             return result, 0
-        tensors = [*inputs, *tensors_of([result])]
+        tensors = [*inputs, *tensors_in([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
             return result, 0
         if packet in _PRODUCTS and not any(tensor.dtype in _SHORT or _is_copied(tensor) for tensor in tensors):
             return result, 0
-        found = self._tried(func, args, kwargs, tensors, tensors_of(result if isinstance(result, LISTS) else [result]))
+        found = self._tried(func, args, kwargs, tensors, tensors_in(result if isinstance(result, LISTS) else [result]))
         if found is None:
             self._untried[str(func)] += 1
             return result, 0
@@ -101,7 +102,7 @@ class Kernels:
             make: Creates a fake tensor of a given size, strides and type.
         """
         schema = func._schema
-        tensors = [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
         is_plain = all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
         aliases = schema.is_mutable or any(returned.alias_info is not None for returned in schema.returns)
         if not self._is_available or not is_plain or aliases or len(schema.returns) != 1:
@@ -133,7 +134,7 @@ class Kernels:
     def _wrapped_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns the bytes used to wrap a number, tried on tensors of two elements."""
         few = [torch.Size([2]) if isinstance(value, torch.Tensor) else type(value) for value in args]
-        types = [value.dtype for value in tensors_of(args)]
+        types = [value.dtype for value in tensors_in(args)]
         key = (func, tuple(few), tuple(types), repr(kwargs))
         if key not in self._found:
             self._found[key] = _try(func, [_two_of(value) for value in args], kwargs)
@@ -170,8 +171,8 @@ def _try(func: Any, args: Any, kwargs: Any, *, is_first: bool = True) -> tuple[i
             torch.set_grad_enabled(has_gradients),
             suppress(RuntimeError),
         ):  # zeros are invalid arguments: no result
-            real_args = [_real(value) for value in args]
-            real_kwargs = {name: _real(value) for name, value in kwargs.items()}
+            real_args = map_tensors(_zeros, list(args))
+            real_kwargs = map_tensors(_zeros, kwargs)
             if func is _aten.mkldnn_rnn_layer_backward.default:
                 real_args[-1] = _rnn_workspace(real_args)
             if is_first:
@@ -194,7 +195,7 @@ def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
         result = func(*args, **kwargs)
         highest, total = highest_of(allocations(session.stop()))
     outputs = result if isinstance(result, LISTS) else [result]
-    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_of(outputs)]
+    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(outputs)]
     if isinstance(result, torch.Tensor):
         # Its storage may be larger than the tensor.
         return highest - total, [(*shapes[0], result.untyped_storage().nbytes())]
@@ -237,16 +238,14 @@ def _two_of(value: Any) -> Any:
         return torch.zeros(2, dtype=value.dtype, device="cpu")
 
 
-def _real(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        size = value.untyped_storage().nbytes() // value.element_size()
-        if size * value.element_size() < _MAPPED_BYTES:
-            zeros = torch.zeros((size,), dtype=value.dtype)
-        else:
-            pages = mmap.mmap(-1, size * value.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            zeros = torch.frombuffer(pages, dtype=value.dtype, count=size)
-        return zeros.as_strided(value.shape, value.stride(), value.storage_offset())
-    return type(value)(_real(item) for item in value) if type(value) in LISTS else value
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if size * tensor.element_size() < _MAPPED_BYTES:
+        zeros = torch.zeros((size,), dtype=tensor.dtype)
+    else:
+        pages = mmap.mmap(-1, size * tensor.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        zeros = torch.frombuffer(pages, dtype=tensor.dtype, count=size)
+    return zeros.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _key(value: Any) -> Any:

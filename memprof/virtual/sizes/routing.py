@@ -42,13 +42,7 @@ class Routing:
         self._exchanges = 0
 
     def follow(self, func: Any, args: Any, result: Any) -> None:
-        """Notes counts that an operator computes or exchanges.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            result: Its result.
-        """
+        """Notes counts that an operator computes or exchanges."""
         if func in _COUNTED:
             total = _COUNTED[func](args, result) if known(result) is None else None
             if total is not None:

@@ -19,9 +19,6 @@ _aten = torch.ops.aten
 def sized_by_data(func: Any) -> Callable[..., Any] | None:
     """Returns the replacement of an operator that reads the data of one argument to size its result.
 
-    Args:
-        func: The operator.
-
     Returns:
         A function of the operator's arguments; None if the operator is not of that kind.
     """

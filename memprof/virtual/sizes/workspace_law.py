@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
+
 _aten = torch.ops.aten
 LISTS = (list, tuple)
 #: The dimension that grows in each matrix of a product, by its place among the arguments: rows, inner, columns.
@@ -85,7 +87,7 @@ def corrected(result: Any, shapes: list[Any], make: Callable[..., torch.Tensor])
     """Returns a result whose tensors have the kernel's sizes and strides."""
     if isinstance(result, torch.Tensor):
         return corrected([result], shapes, make)[0]
-    if not isinstance(result, LISTS) or len(tensors_of(result)) != len(shapes):
+    if not isinstance(result, LISTS) or len(tensors_in(result)) != len(shapes):
         return result
     wanted = iter(shapes)
     items = []
@@ -104,17 +106,6 @@ def _as_made(item: torch.Tensor, made: Any, make: Callable[..., torch.Tensor]) -
         return make((storage_bytes // dtype.itemsize,), (1,), dtype=dtype).as_strided(shape, stride)
     is_alike = (item.shape, item.stride(), item.dtype) == (shape, stride, dtype)
     return item if is_alike else make(shape, stride, dtype=dtype)
-
-
-def tensors_of(values: Any) -> list[torch.Tensor]:
-    """Returns the tensors among values, in order, those in lists included."""
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, LISTS):
-            found += tensors_of(value)
-    return found
 
 
 def _measured_product(measure: Callable[[Any, Any, Any], Measured | None], func: Any, args: Any, kwargs: Any) -> Any:

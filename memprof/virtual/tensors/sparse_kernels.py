@@ -12,6 +12,7 @@ import torch
 from torch._C import _profiler
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.recorder.profiler.native import allocations, highest_of
 from memprof.recorder.profiler.sessions import short_session
@@ -96,11 +97,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Run:
 
 def bytes_of(values: Any) -> int:
     """Returns the bytes of an operator's arguments; of sparse ones, those of their indices and values."""
-    if is_sparse(values):
-        return sum(part.nbytes for part in parts_of(values))
-    if isinstance(values, torch.Tensor):
-        return values.nbytes
-    return sum(map(bytes_of, values)) if isinstance(values, _LISTS) else 0
+    tensors = tensors_in(values)
+    return sum(part.nbytes for each in tensors for part in (parts_of(each) if is_sparse(each) else (each,)))
 
 
 def _plain(given: Any, real: Any) -> Iterator[tuple[torch.Tensor, weakref.ref[torch.UntypedStorage]]]:

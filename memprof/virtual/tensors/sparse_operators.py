@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.units import format_bytes
 from memprof.virtual.tensors import sparse_kernels
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from memprof.virtual.values.answers import Answers
 
 _aten = torch.ops.aten
-_LISTS = (list, tuple)
 _COO = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 _COMPRESSED = _aten.sparse_compressed_tensor.comp_plain_value_size
 #: Operators that make sparse tensors of plain ones.
@@ -94,7 +94,7 @@ class SparseOperators:
         """Whether an operator reads or makes a sparse tensor."""
         if func is _BAG_BACKWARD:
             return bool(args[_IS_SPARSE])
-        return func in _MAKES or _has_sparse(args) or (bool(kwargs) and _has_sparse(tuple(kwargs.values())))
+        return func in _MAKES or _has_sparse(args) or _has_sparse(kwargs)
 
     def temporary_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Returns the peak memory beyond its result that an operator on sparse tensors with data takes, in bytes."""
@@ -241,7 +241,7 @@ def _fit(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _has_sparse(values: Any) -> bool:
-    return any(is_sparse(value) or (isinstance(value, _LISTS) and _has_sparse(value)) for value in values)
+    return any(map(is_sparse, tensors_in(values)))
 
 
 def _device_of(args: Any, kwargs: Any) -> torch.device:
@@ -249,12 +249,7 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
     device = kwargs.get("device")
     if device is not None:
         return torch.device(device)
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            return value.device
-        if isinstance(value, _LISTS) and value and isinstance(value[0], torch.Tensor):
-            return value[0].device
-    return torch.device("cpu")
+    return next((tensor.device for tensor in tensors_in(args)), torch.device("cpu"))
 
 
 def _is_stored_as_gradient() -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.calls.packets import packets
 from memprof.trace.operator_facts import DISJUNCTIONS, ONES, ZEROS
 from memprof.virtual.values.overwritten import is_integral, stand_in, written
@@ -102,10 +103,6 @@ def is_data(func: Any, result: Any) -> bool:
 
     Integers like a loader's (lengths, positions and masks), and short ranges, of which models compute the widths and
     rates of their layers.
-
-    Args:
-        func: The operator.
-        result: Its result.
     """
     packet = getattr(func, "overloadpacket", None)
     if not isinstance(result, FakeTensor) or result.device.type != "cpu":
@@ -140,7 +137,7 @@ def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """
     if func._schema.is_mutable:
         changed = _changed(func, args, kwargs)
-        for tensor in _fakes(written(func, args, kwargs)):
+        for tensor in _fakes(list(written(func, args, kwargs))):
             setattr(tensor.untyped_storage(), _WRITES, _writes(tensor) + 1)
         if changed is not None:
             note(args[0], changed)
@@ -263,15 +260,11 @@ def _is_filled(func: Any, args: Any, result: FakeTensor) -> bool:
     return is_number and result.dtype.is_floating_point and result.numel() <= _MOST_ELEMENTS
 
 
-def _fakes(values: Any) -> Iterator[FakeTensor]:
-    for value in values:
-        if isinstance(value, FakeTensor):
-            if value.layout is torch.strided and (
-                is_integral(value) or value.numel() <= MOST_KEPT or _is_followed(value)
-            ):
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _fakes(value)
+def _fakes(values: list[Any]) -> Iterator[Any]:
+    for value in tensors_in(values):
+        is_plain = isinstance(value, FakeTensor) and value.layout is torch.strided
+        if is_plain and (is_integral(value) or value.numel() <= MOST_KEPT or _is_followed(value)):
+            yield value
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:

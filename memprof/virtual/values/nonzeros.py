@@ -58,13 +58,7 @@ def most_marked(tensor: Any) -> int | None:
 
 
 def follow_marks(func: Any, args: Any, result: Any) -> None:
-    """Notes how many elements of an operator's result can differ from zero.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        result: Its result.
-    """
+    """Notes how many elements of an operator's result can differ from zero."""
     packet = getattr(func, "overloadpacket", None)
     if packet not in _FOLLOWED or not isinstance(result, FakeTensor) or result.is_inference():
         return

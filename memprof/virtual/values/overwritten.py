@@ -53,13 +53,7 @@ def note_overwritten(func: Any, args: Any, kwargs: Any, lent: Any, lent_by_name:
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yields the arguments that an operator changes.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Yields the arguments that an operator changes."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[place] if place < len(args) else kwargs.get(argument.name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.dispatch_modes import map_tensors
 from memprof.recorder.calls.packets import overloads, packets
 from memprof.trace.operator_facts import DRAWS, DRAWS_ALONE
 
@@ -55,7 +56,7 @@ class RandomStream:
             return None
         if packet in _CERTAIN and made.untyped_storage().nbytes() <= MOST_KEPT * made.element_size():
             self._left -= min(made.numel(), self._left)
-            drawn = func(*_filled(args), **{name: _filled(value) for name, value in kwargs.items()})
+            drawn = func(*map_tensors(_zeros, args), **map_tensors(_zeros, kwargs))
             return _outside_torch(drawn)
         if made.numel() > self._left:
             self._left = 0  # the next numbers would be others: no reason to draw them
@@ -64,7 +65,7 @@ class RandomStream:
         if func in _IN_PARTS and made.numel() > _AT_ONCE and made.is_contiguous():
             self._draw_in_parts(func, made, args[1:], kwargs)
         else:
-            func(*_filled(args), **{name: _filled(value) for name, value in kwargs.items()})
+            func(*map_tensors(_zeros, args), **map_tensors(_zeros, kwargs))
         return None
 
     @staticmethod
@@ -88,10 +89,7 @@ def _outside_torch(values: torch.Tensor) -> torch.Tensor | None:
     return torch.from_numpy(values.numpy().copy())
 
 
-def _filled(value: Any) -> Any:
-    """Returns zeros with data in place of tensors without."""
-    if isinstance(value, torch.Tensor):
-        places = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        count = places if value.numel() else 0
-        return torch.zeros((count,), dtype=value.dtype).as_strided(value.shape, value.stride())
-    return type(value)(_filled(item) for item in value) if type(value) in _LISTS else value
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    places = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    count = places if tensor.numel() else 0
+    return torch.zeros((count,), dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())

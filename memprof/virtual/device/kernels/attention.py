@@ -125,11 +125,6 @@ def masked_in_place(func: Any, args: Any, result: Any) -> torch.Tensor | None:
 
     The composite adds the mask to the scores in place, but to those of subclasses, as fake tensors are, in a new tensor
     (`_scaled_dot_product_attention_math`).
-
-    Args:
-        func: An operator.
-        args: Its arguments.
-        result: Its result.
     """
     is_sum = CURRENT.attends and func is _aten.add.Tensor and args[0].shape == result.shape
     return args[0] if is_sum and args[0].dtype is result.dtype else None

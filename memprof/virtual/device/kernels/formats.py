@@ -37,13 +37,7 @@ def low_bit_shape(func: Any) -> Callable[..., Any] | None:
 
 
 def low_bit_steps(func: Any, args: Any, result: Any) -> list[int] | None:
-    """Returns what an operator of bitsandbytes allocates around its results, in order; None for others.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        result: Its result.
-    """
+    """Returns what an operator of bitsandbytes allocates around its results, in order; None for others."""
     steps = _STEPS.get(func.name()) if getattr(func, "namespace", "") == "bitsandbytes" else None
     return None if steps is None else steps(args, result)
 
@@ -118,12 +112,7 @@ _STEPS: dict[str, Callable[[Any, Any], list[int]]] = {
 
 
 def sizes_before(func: Any, args: Any) -> list[int]:
-    """Returns the bytes that an operator allocates and frees before its result.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-    """
+    """Returns the bytes that an operator allocates and frees before its result."""
     return _sorting_sizes(args[0]) if func is _aten._coalesce.default and _stored(args[0]) > 1 else []
 
 

@@ -64,13 +64,7 @@ class Indexing:
         }
 
     def steps_of(self, func: Any, args: Any, result: Any) -> list[int] | None:
-        """Returns bytes to allocate, FREE, FREE_BELOW and RESULTS in the order of a kernel; None for other operators.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            result: Its result.
-        """
+        """Returns bytes to allocate, FREE, FREE_BELOW and RESULTS in a kernel's order; None for other operators."""
         steps = self._steps.get(getattr(func, "overloadpacket", None))
         return None if steps is None else steps(args, result)
 

@@ -127,13 +127,7 @@ _CALLERS = {
 
 
 def biased_in_place(func: Any, args: Any, result: Any) -> torch.Tensor | None:
-    """Returns the product of a linear layer whose memory the sum with the bias takes over; None for other operators.
-
-    Args:
-        func: An operator.
-        args: Its arguments.
-        result: Its result.
-    """
+    """Returns the product of a linear layer whose memory the sum with the bias takes over; None for other operators."""
     if func is not _ADD or len(args) != 2:
         return None
     product, bias = args
@@ -231,13 +225,7 @@ class GradientSums:
         self._least: dict[int, _Counts] = {}
 
     def reused(self, func: Any, args: Any, result: Any) -> torch.Tensor | None:
-        """Returns the gradient whose memory holds the sum; None if the sum has memory of its own.
-
-        Args:
-            func: An operator.
-            args: Its arguments.
-            result: Its result.
-        """
+        """Returns the gradient whose memory holds the sum; None if the sum has memory of its own."""
         if func is not _ADD or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return None
         depth = _depth()

@@ -52,11 +52,6 @@ def copied_bytes(packet: Any, args: Any, result: Any) -> int:
     Sums and products are cast to the type of their result, unless it is the wider type in which a kernel adds halves
     (make_reduction_from_out_ty, aten/src/ATen/native/ReduceOpsUtils.h); scans are cast in any case (impl_func_cum_ops,
     ReduceOps.cpp). The extremum of a whole tensor is found in one that is contiguous (ReduceAllOps.cpp).
-
-    Args:
-        packet: The operator.
-        args: Its arguments.
-        result: Its result.
     """
     tensor = args[0]
     if packet in _EXTREMA and len(args) == 1:

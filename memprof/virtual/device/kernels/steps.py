@@ -29,13 +29,7 @@ _TILE_STATE, _MORE_TILES = 16, 32
 
 
 def steps_of(func: Any, args: Any, result: Any) -> list[int] | None:
-    """Returns bytes to allocate, FREE and RESULTS in the order of a kernel; None for kernels without such an order.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        result: Its result.
-    """
+    """Returns bytes to allocate, FREE and RESULTS in the order of a kernel; None for kernels without such an order."""
     steps = _STEPS.get(getattr(func, "overloadpacket", None))
     return None if steps is None else steps(args, result)
 
