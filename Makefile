@@ -26,7 +26,7 @@ GPU_VERSION ?= 3.12
 unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on torch's version: the recorder, dry runs with the names below torch.cuda, plans as applied, the launcher.
-OF_TORCH := tests/recorder tests/lab/test_zoo.py tests/policies/test_draft.py tests/policies/test_plan_apply.py tests/policies/test_evict.py \
+OF_TORCH := tests/recorder tests/virtual tests/lab/test_zoo.py tests/policies/test_draft.py tests/policies/test_plan_apply.py tests/policies/test_evict.py \
     tests/policies/test_accumulate_gradients.py tests/policies/test_checkpoint_autograd.py tests/policies/test_optimizer.py \
     tests/policies/test_swap.py tests/launch/test_parent.py tests/launch/test_plan_record.py
 

@@ -114,10 +114,10 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/real_gpus/test_real_gpus.py": ("[decoder_forward]",),
     "tests/recorder/test_compiled.py": ("compiled_update[light]",),
     "tests/recorder/test_device_backward.py": ("recorded[arguments2]",),
-    "tests/recorder/test_dry.py": ("is_told_of_it[2]",),
-    "tests/recorder/test_dry_policies.py": ("real_run[swap-gpt]", "real_run[loss of a head-gpt]"),
-    "tests/recorder/test_dry_replicas.py": ("find_unused_parameters",),
-    "tests/recorder/test_dry_values.py": (
+    "tests/virtual/test_dry.py": ("is_told_of_it[2]",),
+    "tests/virtual/test_dry_policies.py": ("real_run[swap-gpt]", "real_run[loss of a head-gpt]"),
+    "tests/virtual/test_dry_replicas.py": ("find_unused_parameters",),
+    "tests/virtual/test_dry_values.py": (
         "its_length[cpu-torch.inference_mode",
         "its_length[cuda-torch.no_grad",
         "real_run[40]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -77,3 +78,17 @@ def test_every_policy_has_a_folder_of_the_same_form() -> None:
     for kind in policy_types():
         folder = PACKAGES["memprof"].joinpath(*kind.__module__.split(".")[1:-1])
         assert {"policy.py", "transform.py", "apply.py"} <= {path.name for path in folder.glob("*.py")}
+
+
+def test_operators_are_named_in_one_place() -> None:
+    """What is known of an operator is in trace/operator_facts.py; only what implements operators names them besides."""
+    named = re.compile(r"aten(\.|::)\w+(\.\w+)?")
+    folders = [ROOT / "memprof" / name for name in ("recorder", "virtual")]
+    others = [path for path in FILES if path.name != "operator_facts.py" and not any(map(path.is_relative_to, folders))]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.fullmatch(node.value)
+    ]
+    assert not found

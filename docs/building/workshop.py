@@ -199,7 +199,7 @@ def _furnish(folder: Path) -> None:
     shutil.copy(job, folder / "train.py")
     shutil.copy(job, folder / "spawning.py")
     for name in ("stages.py", "small_gpt.py"):
-        shutil.copy(ROOT / "tests" / "recorder" / "rank_jobs" / name, folder / name)
+        shutil.copy(ROOT / "tests" / "virtual" / "rank_jobs" / name, folder / name)
     (folder / "package").mkdir()
     shutil.copy(job, folder / "package" / "train.py")
     (folder / "profiled.py").write_text(_PROFILED, encoding="utf-8")

@@ -33,7 +33,7 @@ JOBS = {
         "h100-80g",
         "--ranks",
         "8",
-        "tests/recorder/rank_jobs/stages.py",
+        "tests/virtual/rank_jobs/stages.py",
         "1f1b",
     ),
 }

@@ -28,7 +28,7 @@ from memprof.trace.files.private_file import write_private
 if TYPE_CHECKING:
     from memprof.launch.under_plan import UnderPlan
     from memprof.machines.card import Card
-    from memprof.recorder.dry.run import DryRun
+    from memprof.virtual.run import DryRun
 
 _recorder: Recorder | LightRecorder | None = None
 _plan: UnderPlan | None = None
@@ -80,8 +80,8 @@ def install(settings: dict[str, Any]) -> None:
 
 def prepare_ranks() -> None:
     """Imports what every dry-run rank imports, before the ranks are forked from this process."""
-    from memprof.recorder.dry.ranks.imports import import_all
     from memprof.recorder.memory.live_objects import freeze_imports
+    from memprof.virtual.run import import_all
 
     import_all()
     freeze_imports()
@@ -112,15 +112,15 @@ def has_plan() -> bool:
 
 def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
     global _card  # noqa: PLW0603 - one device per process
-    from memprof.recorder.dry.run import DryRun  # imports modules that a recorded job must not load
+    from memprof.virtual.run import DryRun  # imports modules that a recorded job must not load
 
     device, device_name = None, settings.get("device", "")
     if device_name:
         from memprof.machines.card import find_card
         from memprof.policies.allocator.policy import options_in_force
-        from memprof.recorder.dry.device.current import ORDINALS
-        from memprof.recorder.dry.device.job_snapshots import SnapshotRequest
-        from memprof.recorder.dry.device.virtual_device import VirtualDevice
+        from memprof.virtual.device.current import ORDINALS
+        from memprof.virtual.device.job_snapshots import SnapshotRequest
+        from memprof.virtual.device.virtual_device import VirtualDevice
 
         _card = find_card(device_name)
         ORDINALS.count = int(settings.get("devices") or os.environ.get("LOCAL_WORLD_SIZE", "1"))

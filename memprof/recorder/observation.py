@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Container
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from memprof.recorder.calls.stacks import StackTable
 from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_modules import GeneratedModules
+from memprof.recorder.interfaces import DryRun, Reads
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import LEAST_STEPS, KeptTensors
@@ -33,10 +34,6 @@ from memprof.recorder.steps.usages import Usages
 from memprof.recorder.steps.window import Watch, Window
 from memprof.recorder.thread_observation import ThreadEnd, ThreadObservation
 from memprof.trace.files.spool_writer import SpoolWriter
-
-if TYPE_CHECKING:
-    from memprof.recorder.dry.answers import Answers
-    from memprof.recorder.dry.run import DryRun
 
 _RECORDING = (Watch.WARM_UP, Watch.RECORDED)
 
@@ -101,7 +98,7 @@ class Observation(ThreadObservation):
         sources = MemorySources(log, self._inventory.outside, has_native_events=has_native_events)
         self._usages = Usages()
         self._unused = Unused(self._registry, self._usages)
-        self.reads: ReadLog | Answers = ReadLog(log) if dry is None else dry.answers
+        self.reads: Reads = ReadLog(log) if dry is None else dry.answers
         parts = (dry, generated, self._unused, self.reads)
         self._notes = Notes(log, batches, [part for part in parts if part is not None])
         self.calls = CallLog(

@@ -17,10 +17,10 @@ from memprof.recorder.calls.modules import BackwardCalls, ModuleCallObserver
 from memprof.recorder.calls.tracebacks import remove_own_frames
 from memprof.recorder.compiled.uncompiled import is_within_compiled_call, skip_compiling
 from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
+from memprof.recorder.interfaces import PlanHooks
 from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
 from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
-from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers

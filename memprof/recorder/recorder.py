@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,10 +12,10 @@ from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.compiled.generated_modules import GeneratedModules
 from memprof.recorder.compiled.uncompiled import skip_compiling
+from memprof.recorder.interfaces import DryRun, PlanHooks
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.observation import Observation
 from memprof.recorder.operators import OperatorMode
-from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
@@ -24,9 +24,6 @@ from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.rounds import PATIENCE
 from memprof.recorder.steps.window import StepsAside, Watch, Window, end_job
 from memprof.trace.files.spool import UNTRAINED
-
-if TYPE_CHECKING:
-    from memprof.recorder.dry.run import DryRun
 
 #: A job without optimizer and backward has no steps: one window of this many operators is recorded.
 _ONE_WINDOW_OPS = 200_000

@@ -11,6 +11,7 @@ from memprof.phases import in_order
 from memprof.trace.cut import StepCuts
 from memprof.trace.fullest import find_fullest_step
 from memprof.trace.manifest import Manifest
+from memprof.trace.operator_facts import READS_NUMBER, are_among
 from memprof.trace.schema import (
     NONE,
     RANK_TABLES,
@@ -34,8 +35,6 @@ Tables = Mapping[type[Table], Table]
 
 #: Number of stretches that a rank's fullest step is cut into.
 STRETCHES = 256
-#: Reads a device value back to Python: it waits for all work queued on the device.
-_READS_BACK = "aten._local_scalar_dense.default"
 #: Waits for a collective that was started earlier.
 _WAITS = "_c10d_functional.wait_tensor.default"
 
@@ -202,7 +201,7 @@ def _over_us(manifest: Manifest, ops: Ops, rows: Ints) -> Floats:
     if manifest.machine.device_kind == "cpu":
         after = np.flatnonzero(_starts_of(ops.phase == "optimizer"))
     else:
-        after = np.flatnonzero(ops.name == _READS_BACK) + 1
+        after = np.flatnonzero(are_among(ops.name, READS_NUMBER)) + 1
         after = after[after < len(ops)]
     places = np.searchsorted(after, rows, side="right")
     found = np.append(after, NONE)[places]

@@ -34,7 +34,7 @@ NOT_RUN = {
     "--nproc-per-node 8": "needs eight devices",
     "l8.memprof": "a dry run of a model of 8 billion parameters takes minutes",
     "llama.py": "a dry run of a model of 8 billion parameters takes minutes",
-    "--expert-load 1.5": "needs a mixture of experts; tests/recorder/test_dry_ranks.py runs one",
+    "--expert-load 1.5": "needs a mixture of experts; tests/virtual/test_dry_ranks.py runs one",
     "--ranks 64": "needs a distributed script; stages.py is one, on four ranks",
 }
 

@@ -8,8 +8,8 @@ import pytest
 
 from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
 from memprof.launch.dry.rank_stages import share_between
-from memprof.recorder.dry.ranks.role import most_stored
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
+from memprof.virtual.ranks.role import most_stored
 
 _RANKS = 16
 

@@ -135,7 +135,7 @@ def test_a_processor_alone_has_no_devices(log: Logged) -> None:
     Devices(log).sample()
     sources = MemorySources(log, OutsideWatch(log), has_native_events=True)
     sources.start()
-    assert sources.is_native
+    assert sources._is_native
     assert sources.on_output is None
     assert sources.remember is None
     sources.stop()

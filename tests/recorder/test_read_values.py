@@ -18,10 +18,10 @@ from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.parent.settings import DryWindow
 from memprof.recorder.calls import read_values
 from memprof.recorder.calls.read_values import ReadLog
-from memprof.recorder.dry.values.recorded import RecordedValues
 from memprof.trace.assemble.texts import read_value_table
 from memprof.trace.files.spool import Spool
 from memprof.trace.schema import ReadValues
+from memprof.virtual.values.recorded import RecordedValues
 from tests.recorder.conftest import Logged, RecordJob
 from tests.recorder.recorded import Ended, record
 

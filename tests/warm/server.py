@@ -280,7 +280,13 @@ def prepare(kind: str) -> None:
         import torch
         import torch._dynamo  # noqa: F401
     elif kind == "recorded":
-        _import_below("memprof.recorder", "memprof.launch.child", "memprof.launch.under_plan", "memprof.policies.plan")
+        _import_below(
+            "memprof.recorder",
+            "memprof.virtual",
+            "memprof.launch.child",
+            "memprof.launch.under_plan",
+            "memprof.policies.plan",
+        )
     else:
         import pandas  # noqa: F401
 

@@ -9,6 +9,7 @@ from memprof.analysis.report.breakdown import Breakdown, K, Part
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.report import Report
 from memprof.analysis.report.table_rows import TreeRow, choose_rows, find_largest
+from memprof.trace.operator_facts import short_name
 from memprof.units import format_bytes, format_percent, format_us
 from memprof_dashboard.markup import Html, element, name, table, text
 from memprof_dashboard.palette import fill_of
@@ -50,7 +51,7 @@ def phase_peaks(report: Report) -> Html:
             moment.phase,
             format_bytes(moment.allocated_bytes),
             f"{moment.op_id:,}",
-            _short_op(moment.op),
+            short_name(moment.op),
             moment.module_title or "",
             moment.source.place if moment.source else "",
         ]
@@ -84,7 +85,7 @@ def source_lines(report: Report, limit: int) -> Html:
 
 def operators(report: Report, limit: int) -> Html:
     """Returns bytes by the operator that allocated them."""
-    return _flat(report.shown.by_op, limit, ("operator",), lambda op: (_short_op(op),), _BEFORE)
+    return _flat(report.shown.by_op, limit, ("operator",), lambda op: (short_name(op),), _BEFORE)
 
 
 def largest(report: Report, limit: int) -> Html:
@@ -97,7 +98,7 @@ def largest(report: Report, limit: int) -> Html:
             category_name(storage.category),
             storage.name or storage.module_title or "",
             f"{storage.shape} {storage.dtype}".strip(),
-            _short_op(storage.op) if storage.op else "before the step",
+            short_name(storage.op) if storage.op else "before the step",
             storage.source.place if storage.source else "",
             "older" if storage.age_ops is None else f"{storage.age_ops:,}",
         ]
@@ -227,11 +228,6 @@ def _module_name(tree: ModuleTree, row: TreeRow) -> Html:
 
 def _counted(title: str, count: int) -> Html:
     return Html(name(title) + (text(f" \N{MULTIPLICATION SIGN}{count:,}") if count > 1 else ""))
-
-
-def _short_op(op: str) -> str:
-    """Strips the common parts of an operator name: torch's own namespace and the default overload."""
-    return op.removeprefix("aten.").removesuffix(".default")
 
 
 def _share(part: float, whole: float) -> str:

@@ -15,10 +15,10 @@ from memprof.replay.static.intervals import (
     has_reads,
     in_place,
     needed_lives,
-    operator_name,
     recorded_lives,
 )
 from memprof.replay.static.offsets import best_fit, greedy_by_size, search_offsets
+from memprof.trace.operator_facts import bare_name
 from memprof.trace.step import Step
 
 #: Steps with more storages are not placed: placement is quadratic in their number.
@@ -96,7 +96,7 @@ def build_static_report(step: Step, settings: Settings | None = None, *, search_
     kept, needed = recorded_lives(step, issued.device), needed_lives(step, issued.device)
     candidates = find_candidates(step, needed)
     joined = in_place(needed, candidates)
-    names = np.array([operator_name(str(step.ops.name[op])) for op in candidates.op_id.tolist()], dtype=object)
+    names = np.array([bare_name(str(step.ops.name[op])) for op in candidates.op_id.tolist()], dtype=object)
     bound = needed.lower_bound()
     operators = []
     for name in sorted(set(names.tolist())):

@@ -21,12 +21,11 @@ from memprof.machines.outside import (
     workspace_interval,
 )
 from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.operator_facts import CONVOLUTIONS, FOURIER_TRANSFORMS, are_among
 from memprof.trace.schema import Memory, Ops, Storages, Uses
 from memprof.trace.store import Trace
 from memprof.units import format_bytes_between
 
-#: Operators whose kernels are cuDNN's convolutions, and cuFFT's transforms.
-_CONVOLUTION, _TRANSFORM = re.compile(r"aten\.(cudnn_)?convolution"), re.compile(r"aten\._fft_")
 _Version = tuple[int, int]
 #: The versions that a range is given for.
 _VERSIONS: tuple[_Version, ...] = (*((1, minor) for minor in range(8, 14)), *((2, minor) for minor in range(16)))
@@ -83,21 +82,21 @@ def room_of(trace: Trace, world_size: int = 1) -> Room:
 
 def _convolution_bytes(trace: Trace) -> tuple[int, int]:
     """Returns how much less and more a job may take for workspaces of convolutions; zeros where none ran."""
-    estimated, used = _calls(trace, _CONVOLUTION)
+    estimated, used = _calls(trace, CONVOLUTIONS)
     weights = used.requested_bytes[used.category == "parameter"]
     return workspace_interval(estimated, int(weights.max(initial=0))) if len(used) else (0, 0)
 
 
 def _transform_bytes(trace: Trace) -> tuple[int, int]:
     """Returns the same for Fourier transforms."""
-    estimated, used = _calls(trace, _TRANSFORM)
+    estimated, used = _calls(trace, FOURIER_TRANSFORMS)
     return work_area_interval(estimated, int(used.requested_bytes.max(initial=0)))
 
 
-def _calls(trace: Trace, names: re.Pattern[str]) -> tuple[int, Storages]:
-    """Returns the largest workspace that was counted for operators of these names, and the storages they use."""
+def _calls(trace: Trace, operators: frozenset[str]) -> tuple[int, Storages]:
+    """Returns the largest workspace that was counted for some operators, and the storages they use."""
     ops, uses, storages = trace.table(Ops), trace.table(Uses), trace.table(Storages)
-    is_one = np.array([names.match(str(name)) is not None for name in ops.name], dtype=np.bool_)
+    is_one = are_among(ops.name, operators)
     used = np.isin(storages.storage_id, uses.storage_id[np.isin(uses.op_id, ops.op_id[is_one])])
     return int(ops.workspace_bytes[is_one].max(initial=0)), storages.take(used)
 

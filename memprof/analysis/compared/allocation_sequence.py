@@ -13,6 +13,7 @@ from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.trace.importers.columns import ALLOC, FREE, FREE_COMPLETED, FREE_REQUESTED
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.snapshot import read_snapshot
+from memprof.trace.operator_facts import short_name
 from memprof.trace.schema import NONE, Bools, Ints, Memory, Ops, Segments, Stacks
 from memprof.trace.store import Trace
 
@@ -163,10 +164,7 @@ def sequence_of_recording(trace: Trace) -> AllocationSequence:
     return AllocationSequence(
         source=str(trace.path),
         sizes=size[born],
-        operators=[
-            str(name).removeprefix("aten.").removesuffix(".default").replace(".", "_")
-            for name in ops.name[made_by].tolist()
-        ],
+        operators=[short_name(str(name)).replace(".", "_") for name in ops.name[made_by].tolist()],
         places=[_short(_own(frames.get(stack, ""))) for stack in ops.stack_id[made_by].tolist()],
         is_backward=np.asarray(ops.phase[made_by] == "backward", dtype=np.bool_),
         live=live[is_new],

@@ -171,12 +171,6 @@ def known_models() -> tuple[str, ...]:
     return tuple(_read()["model"])
 
 
-def published_parameters(name: str) -> int | None:
-    """Returns the exact parameter count published by a model's source; None where it is rounded."""
-    found: int | None = _read()["model"][name].get("parameters")
-    return found
-
-
 def is_known(name: str) -> bool:
     """Whether a model with this name is in the catalogue."""
     return _key(name) in {_key(known) for known in known_models()}

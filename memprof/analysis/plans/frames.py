@@ -24,13 +24,11 @@ from memprof.replay.live import fullest_of
 from memprof.replay.time import product_kinds
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Manifest
+from memprof.trace.operator_facts import EMPTY_STRIDED
 from memprof.trace.schema import NONE, Floats, Memory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import require_whole_step
-
-#: The allocation of a buffer in generated code, which writes nothing.
-_ALLOCATION = "aten.empty_strided.default"
 
 #: What operators of two runs of a job are paired by: name, phase and module.
 _Kind = tuple[str, str, str]
@@ -160,7 +158,7 @@ def _durations(step: Step, recorded: Step) -> Floats:
     is_product, was_product = step.ops.flops > 0, recorded.ops.flops > 0
     per_work = _ratio(times[was_product].sum(), before[was_product].sum())
     per_byte = _ratio(times[~was_product].sum(), before[~was_product].sum())
-    is_kernel = is_product | ((step.ops.written_bytes > 0) & (step.ops.name != _ALLOCATION))
+    is_kernel = is_product | ((step.ops.written_bytes > 0) & (step.ops.name != EMPTY_STRIDED))
     found: Floats = np.where(is_kernel, after * np.where(is_product, per_work, per_byte), 0.0)
     pair = _pairs(step, recorded)
     is_paired = (pair != NONE) & (before[pair] > 0) & (was_product[pair] == is_product)

@@ -10,6 +10,7 @@ import numpy as np
 from memprof.analysis.report.saved import find_saved
 from memprof.analysis.report.sources import Sources
 from memprof.replay.live import alive_at
+from memprof.trace.operator_facts import BATCHED_PRODUCTS, CAST, CAT, CLONE, EXPAND, TRANSFERS, are_among
 from memprof.trace.schema import NONE, Bools, Holders, Ints
 from memprof.trace.step import Step
 from memprof.trace.usages import COLLECTOR_OFF, IDLE_CHECKPOINTS, modules_in
@@ -19,8 +20,6 @@ from memprof.units import format_bytes, format_count
 _LEAST_SHARE = 0.05
 #: An operand was expanded if its copy has at least this multiple of its bytes.
 _EXPANDED = 2
-#: Operators that view a tensor, or copy it, between the expansion of an operand and its use.
-_PRODUCTS = ("aten.bmm.default", "aten.baddbmm.default")
 #: A vmap is too wide if this share of the peak dies as it ends: results, such as gradients of each sample, stay.
 _PASSING = 0.25
 #: What training keeps from step to step.
@@ -65,14 +64,14 @@ def _expanded_operands(step: Step, sources: Sources, least: int) -> Iterator[str
     """Finds operands that matmul expands and copies: a clone of more bytes than it reads, read by a batched product."""
     ops, sizes = step.ops, step.storages.allocated_bytes
     found = Counter[tuple[str, int, int]]()
-    for op in np.flatnonzero((ops.name == "aten.clone.default") & (ops.phase == "forward")).tolist():
+    for op in np.flatnonzero((ops.name == CLONE) & (ops.phase == "forward")).tolist():
         read, made = _used(step, op, is_read=True), _used(step, op, is_read=False)
         if len(read) != 1 or len(made) != 1 or sizes[made[0]] < max(_EXPANDED * sizes[read[0]], least):
             continue
         # In one call of matmul: the expansion just before, the product just after, all from one stack.
         near = slice(op + 1, op + 6)
-        alike = (ops.stack_id[near] == ops.stack_id[op]) & np.isin(ops.name[near], _PRODUCTS)
-        is_expanded = op > 0 and ops.name[op - 1] == "aten.expand.default" and ops.stack_id[op - 1] == ops.stack_id[op]
+        alike = (ops.stack_id[near] == ops.stack_id[op]) & are_among(ops.name[near], BATCHED_PRODUCTS)
+        is_expanded = op > 0 and ops.name[op - 1] == EXPAND and ops.stack_id[op - 1] == ops.stack_id[op]
         product = op + 1 + int(np.argmax(alike)) if alike.any() else NONE
         if is_expanded and product != NONE and made[0] in _used(step, product, is_read=True):
             line = sources.of_stack(int(ops.stack_id[op]))
@@ -92,7 +91,7 @@ def _weight_copies(step: Step, alive: Bools) -> Iterator[tuple[int, str]]:
     ops, storages = step.ops, step.storages
     rows = np.flatnonzero(alive & (storages.created_op_id != NONE))
     created = storages.created_op_id[rows]
-    copies = rows[(ops.name[created] == "aten._to_copy.default") & (ops.phase[created] == "forward")]
+    copies = rows[(ops.name[created] == CAST) & (ops.phase[created] == "forward")]
     size, weights = 0, Counter[int]()
     for row in copies.tolist():
         read = _used(step, int(storages.created_op_id[row]), is_read=True)
@@ -152,7 +151,7 @@ def _whole_batches(step: Step, sources: Sources, alive: Bools, peak_op: int) -> 
     first = int(outside[place - 1]) + 1 if place else 0
     last = int(outside[place]) - 1 if place < len(outside) else len(ops) - 1
     line = sources.of_stack(int(ops.stack_id[caller[peak_op]]))
-    joins = ~inside & (ops.name == "aten.cat.default") & [_JOIN in each for each in frames]
+    joins = ~inside & (ops.name == CAT) & [_JOIN in each for each in frames]
     if any(sources.of_stack(stack) == line for stack in ops.stack_id[joins].tolist()):
         return
     freed = storages.freed_op_id
@@ -192,7 +191,7 @@ def _moved_weights(step: Step) -> Iterator[tuple[int, str]]:
     ops, storages, sizes = step.ops, step.storages, dict[int, int]()
     is_host = storages.device == "cpu"
     is_weight = (storages.category == "parameter") & ~is_host
-    is_copy = np.isin(ops.name, ["aten.copy_.default", "aten._to_copy.default"])
+    is_copy = are_among(ops.name, TRANSFERS)
     for op in np.flatnonzero(is_copy & ops.is_hooked & (ops.phase == "forward")).tolist():
         read, made = _used(step, op, is_read=True), _used(step, op, is_read=False)
         if len(read) == len(made) == 1 and is_weight[read[0]] and is_host[made[0]]:

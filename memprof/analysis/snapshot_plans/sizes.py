@@ -12,6 +12,7 @@ from memprof.analysis.snapshot_plans.updates import completed_after
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
+from memprof.trace.operator_facts import DROPOUT, STAYS_FP32
 from memprof.trace.schema import NONE, Bools, Ints, Texts
 from memprof.trace.step import Step
 
@@ -108,11 +109,7 @@ def micro_batches(step: Step, parts: int) -> Step:
     return draft.build()
 
 
-#: Operators whose results stay in float32 under autocast, kept by their own backward or by that of a norm behind
-#: them: sums with a residual stream, embeddings, softmax and the like.
-_IN_FLOAT32 = re.compile(r"(add_Tensor|embedding|_?(safe_|log_)?softmax(_int|_Dimname)?|exp|rsqrt|reciprocal)$")
 #: Dropout keeps a mask of one byte for each number of four that it returns, whatever their type.
-_DROPOUT = re.compile(r"(native_)?(feature_)?dropout[123]?d?$")
 _MASKS_IN_RESULT = 4
 #: Innermost frames whose functions name an operator, where C++ frames are missing.
 _FUNCTIONAL = re.compile(r"[/\\]torch[/\\]nn[/\\]functional\.py:\d+:(\w+)$")
@@ -139,7 +136,7 @@ def half_precision(step: Step) -> Step:
     made = of_category(step, "activation") | (of_category(step, "temporary") & ~made_in(step, "optimizer"))
     names = _operator_names(step)
     logits = find_logits(step)
-    halved = made & ~_matches(names, _IN_FLOAT32) & ~_masks(step, names)
+    halved = made & ~_matches(names, STAYS_FP32) & ~_masks(step, names)
     weights = int(step.storages.allocated_bytes[of_category(step, "parameter")].sum()) // 2
     ends = max(forward[-1], backward[-1] if len(backward) else 0)
     changed = _loss_in_float32(divided(step, halved | logits, 2), step, logits)
@@ -170,7 +167,7 @@ def _matches(names: Texts, pattern: re.Pattern[str]) -> Bools:
 def _masks(step: Step, names: Texts) -> Bools:
     """Returns which storages are masks of dropout: a quarter of another that the same stack makes."""
     storages = step.storages
-    dropped = np.flatnonzero(_matches(names, _DROPOUT))
+    dropped = np.flatnonzero(_matches(names, DROPOUT))
     stacks, sizes = step.ops.stack_id[storages.created_op_id[dropped]], storages.requested_bytes[dropped]
     results = set(zip(stacks.tolist(), sizes.tolist(), strict=True))
     masks = np.zeros(len(storages), dtype=np.bool_)

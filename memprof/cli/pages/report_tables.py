@@ -14,6 +14,7 @@ from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.table_rows import TreeRow, choose_rows, find_largest
 from memprof.analysis.report.whole_run import DeviceUse, HostProcess
 from memprof.cli.page import TailCell, cell, make_table, printable
+from memprof.trace.operator_facts import short_name
 from memprof.units import format_bytes, format_percent, format_us
 
 _BEFORE = "(alive before the step)"
@@ -82,7 +83,7 @@ def phase_peaks(report: Report) -> Table:
             cell(moment.phase),
             format_bytes(moment.allocated_bytes),
             str(moment.op_id),
-            cell(_short_op(moment.op)),
+            cell(short_name(moment.op)),
             TailCell(moment.module_title or ""),
             TailCell(moment.source.place if moment.source else ""),
         )
@@ -106,7 +107,7 @@ def module_tree(report: Report, split: Breakdown[int], limit: int) -> Table:
 
 def operators(shown: MomentSplit, limit: int) -> Table:
     """Draws bytes by allocating operator."""
-    return _flat(shown.by_op, limit, ("operator",), lambda name: (_short_op(name),), _BEFORE)
+    return _flat(shown.by_op, limit, ("operator",), lambda name: (short_name(name),), _BEFORE)
 
 
 def source_lines(shown: MomentSplit, limit: int) -> Table:
@@ -249,11 +250,6 @@ def _module_cell(indent: str, label: str, tree: ModuleTree, node: int) -> Text:
 
 def _other(count: int, what: str) -> str:
     return f"other ({count} {what}{'s' if count > 1 else ''})"
-
-
-def _short_op(name: str) -> str:
-    """Strips torch's own namespace and the default overload from an operator's name."""
-    return name.removeprefix("aten.").removesuffix(".default")
 
 
 def _share(part: float, whole: float) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memprof.emit.code.pieces import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of
-from memprof.policies.checkpoint.kinds import KINDS, kept_operators
+from memprof.policies.checkpoint.kinds import kept_operators
 from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.trace.operator_facts import OPERATOR_KINDS
 
 _RECOMPUTE = '''
 def _recompute(model, modules, forward{keep}):
@@ -192,7 +193,7 @@ def checkpoint_code(policy: Checkpoint, *, has_keep: bool, has_calls: bool = Fal
 
 def _set_of(policy: Checkpoint) -> str:
     """Formats the kept operators as a set, kinds in the order of the policy."""
-    names = [name for kind in policy.keep for name in KINDS.get(kind, (kind,))]
+    names = [name for kind in policy.keep for name in OPERATOR_KINDS.get(kind, (kind,))]
     assert set(names) == kept_operators(policy.keep).always
     inner = "\n".join(f'    "{name}",' for name in dict.fromkeys(names))
     return f"{{\n{inner}\n}}"

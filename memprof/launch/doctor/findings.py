@@ -12,7 +12,7 @@ SCHEMA = 1
 
 #: ok: as it should be. note: informational. missing: an optional component is not installed. fix: something does not
 #: work. fail: recording is impossible until this is fixed.
-OK, NOTE, MISSING, FIX, FAIL = LEVELS = ("ok", "note", "missing", "fix", "fail")
+OK, NOTE, MISSING, FIX, FAIL = "ok", "note", "missing", "fix", "fail"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: One of LEVELS.
+        level: One of OK, NOTE, MISSING, FIX and FAIL.
         what: Subject of the check, one or two words.
         says: The result, a clause.
         advice: Suggested fix, a sentence; "" if none is needed.

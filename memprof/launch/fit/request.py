@@ -17,9 +17,6 @@ from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 _PLAN = ".toml"
-#: Outcomes of a run under a plan: within the budget, above it, the plan did not fit the job, the job failed under it,
-#: or skipped because its dry run was above the budget.
-OUTCOMES = ("fits", "above", "refused", "failed", "passed over")
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,8 @@ class Attempt:
 
     Attributes:
         plan: The plan, with its prediction.
-        outcome: One of OUTCOMES.
+        outcome: ``fits`` the budget; ``above`` it; ``refused``: the plan does not fit the job; ``failed`` under it;
+            ``passed over``: its dry run was above the budget.
         measured: The measurements; None if nothing was recorded.
         reason: Why the plan or the job failed, "" if neither did.
         dry_bytes: Peak of its dry run; None if there was none.

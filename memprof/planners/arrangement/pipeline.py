@@ -103,11 +103,6 @@ class Timed:
     total_us: float
     busy_us: tuple[float, ...]
 
-    @property
-    def bubble(self) -> float:
-        """The share of time in which the busiest rank waits, of the time that it works: (p-1)/m where all are equal."""
-        return self.total_us / max(self.busy_us) - 1 if max(self.busy_us, default=0.0) > 0 else 0.0
-
 
 def simulate(
     schedule: str,

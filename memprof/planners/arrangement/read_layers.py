@@ -12,6 +12,7 @@ from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.scale import CALL_US
 from memprof.policies.shard.division import ROOT, choose_units, find_units
 from memprof.replay.live import alive_at, sum_during
+from memprof.trace.operator_facts import ATTENTION_WORDS, CAST, have_word
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Texts
 from memprof.trace.step import Step, sum_at
 
@@ -59,7 +60,7 @@ def read_layers(step: Step) -> LayerCosts:
     times = np.nan_to_num(ops.duration_us)
     times *= step.duration_us / max(1e-9, float(times.sum()))  # Python's own time is that of the operators it runs
     is_update = ops.phase == "optimizer"
-    is_attention = _named(ops.name, ("attention",)) & (ops.phase == "forward")
+    is_attention = have_word(ops.name, ATTENTION_WORDS) & (ops.phase == "forward")
     spans = {"forward": forward, "backward": backward}
 
     def over(phase: str, values: Floats | Ints | Bools) -> Floats:
@@ -241,7 +242,7 @@ def _casts(step: Step, is_parameter: Bools, owner: Ints) -> tuple[Bools, Ints]:
     """Returns which storages are copies of a parameter that forward makes, and the unit of the parameter."""
     storages, uses = step.storages, step.uses
     unit = np.zeros(len(storages), dtype=np.int64)
-    copies = np.flatnonzero(_named(step.ops.name, ("_to_copy",)) & (step.ops.phase == "forward"))
+    copies = np.flatnonzero((step.ops.name == CAST) & (step.ops.phase == "forward"))
     source = np.full(len(step.ops), NONE, dtype=np.int64)
     read = (uses.role == "read") & is_parameter[uses.storage_id]
     source[uses.op_id[read]] = uses.storage_id[read]
@@ -257,12 +258,6 @@ def _sources(step: Step, is_cast: Bools, is_parameter: Bools) -> Ints:
     makers = step.storages.created_op_id[is_cast]
     read = np.isin(step.uses.op_id, makers) & is_parameter[step.uses.storage_id]
     return np.unique(step.uses.storage_id[read])
-
-
-def _named(names: Texts, words: tuple[str, ...]) -> Bools:
-    """Returns which operators have one of some words in their name."""
-    kinds, row = np.unique(names.astype(str), return_inverse=True)
-    return np.array([any(word in kind for word in words) for kind in kinds], dtype=np.bool_)[row]
 
 
 def _expert_modules(names: Texts) -> Bools:

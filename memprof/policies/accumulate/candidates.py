@@ -14,6 +14,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.accumulate.refusals import IN_EVALUATION, left_whole
 from memprof.policies.accumulate.seen import reads_loader, runs_in
 from memprof.policies.base import Candidates
+from memprof.trace.operator_facts import READS_NUMBER, are_among
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
 from memprof.trace.usages import SETS_LEARNING_RATE, TRAINED_IN_EVALUATION
@@ -84,10 +85,6 @@ def _batch_size(step: Step) -> float:
         return math.inf
 
 
-#: Reads a number of one element into Python, as ``item()``, ``float()`` and ``if`` do.
-_READ = "aten._local_scalar_dense.default"
-
-
 def repeats_by_batch(step: Step) -> bool:
     """Returns whether forward calls a module again after reading a number that depends on all samples.
 
@@ -103,7 +100,7 @@ def repeats_by_batch(step: Step) -> bool:
         PolicyError: No input shows the batch size.
     """
     ops, uses, calls = step.ops, step.uses, step.module_calls
-    is_read = (ops.name == _READ) & (ops.phase == "forward") & (ops.module_id != NONE)
+    is_read = are_among(ops.name, READS_NUMBER) & (ops.phase == "forward") & (ops.module_id != NONE)
     if not np.any(is_read):
         return False
     decisive = _decisive(step)

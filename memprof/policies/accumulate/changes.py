@@ -8,11 +8,9 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.rewrite.stack_marks import batch_norms, changed_buffers, draws
+from memprof.trace.operator_facts import PAIRS, are_among, is_among
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
-
-#: Operators whose result has one entry per pair of rows of two matrices.
-_PAIRS = ("aten.mm.default", "aten.addmm.default", "aten._cdist_forward.default", "aten._euclidean_dist.default")
 
 
 def changes(step: Step, policy: Accumulate) -> tuple[str, ...]:
@@ -30,7 +28,7 @@ def changes(step: Step, policy: Accumulate) -> tuple[str, ...]:
         )
     if draws(step):
         found.append("dropout and other draws get other random numbers")
-    if _root(step).startswith("aten.sum."):
+    if is_among(_root(step), {"sum"}):
         found.append(
             "the loss is a sum over its batch, and gradients are averaged as those of a mean: they are up to "
             f"{policy.micro_batches} times smaller"
@@ -64,7 +62,7 @@ def compares_samples(step: Step) -> bool:
     """
     batch = find_batch(step)
     ops, uses, storages = step.ops, step.uses, step.storages
-    paired = np.isin(ops.name, _PAIRS) & (ops.phase == "forward")
+    paired = are_among(ops.name, PAIRS) & (ops.phase == "forward")
     is_made = (uses.role == "write") & paired[uses.op_id]
     shapes = storages.shape.astype(str)
     for op, result in zip(uses.op_id[is_made].tolist(), uses.storage_id[is_made].tolist(), strict=True):

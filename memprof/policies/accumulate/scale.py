@@ -9,6 +9,7 @@ import numpy as np
 from memprof.policies.accumulate.batch import Batch
 from memprof.policies.rewrite.depthwise import fixed_workspaces
 from memprof.replay.rounding import rounded
+from memprof.trace.operator_facts import HAS_TILES, HOLDS_GRADIENT, REORDERS_WEIGHTS, are_among
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
 from memprof.trace.step import Step
 
@@ -18,12 +19,6 @@ from memprof.trace.step import Step
 #: sqrt, lerp_, addcmul_) took 1.0 to 2.2. The larger value is used: overestimating the time of micro-batches is
 #: preferred to underestimating it.
 CALL_US = 4.0
-#: Kernels whose workspace holds the weights in another layout, independent of the batch: oneDNN's.
-_REORDERS_WEIGHTS = ("aten.convolution.", "aten.mkldnn_rnn_layer")
-#: Kernels that hold the weight's gradient in another layout at their end, after freeing the rest of their workspace.
-_HOLDS_GRADIENT = ("aten.convolution_backward.",)
-#: Kernels whose workspace has a fixed size per thread: attention's tiles on CPU.
-_TILES = ("flash_attention_for_cpu",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +137,9 @@ def scale_step(step: Step, batch: Batch, size: int, repeats: Bools) -> Scaled:
     )
     weights = is_read & (step.storages.category[uses.storage_id] == "parameter")
     weight_bytes = np.bincount(uses.op_id[weights], bytes_[weights], len(ops)).astype(np.int64)
-    names, name_of = np.unique(ops.name.astype(str), return_inverse=True)
-    reorders = np.array([name.startswith(_REORDERS_WEIGHTS) for name in names], dtype=np.bool_)[name_of]
-    tiles = np.array([any(part in name for part in _TILES) for name in names], dtype=np.bool_)[name_of]
-    holds_gradient = np.array([name.startswith(_HOLDS_GRADIENT) for name in names], dtype=np.bool_)[name_of]
+    reorders, tiles, holds_gradient = (
+        are_among(ops.name, each) for each in (REORDERS_WEIGHTS, HAS_TILES, HOLDS_GRADIENT)
+    )
     weight_bytes = np.minimum(weight_bytes, np.maximum(ops.workspace_bytes, 0))
     fixed = np.where(reorders, weight_bytes, 0)
     fixed = np.where(tiles | fixed_workspaces(step), ops.workspace_bytes, fixed)

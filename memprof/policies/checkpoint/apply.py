@@ -13,13 +13,14 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
+from memprof.policies.checkpoint.kinds import RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
 from memprof.policies.checkpoint.second_forward import Arguments, operator_named, selective_contexts
 from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Effect, Job
 from memprof.policies.runtime.job_traits import import_compiler
 from memprof.policies.runtime.replaced import is_in_transform
+from memprof.trace.operator_facts import ATTENTION, OPERATOR_KINDS
 
 if TYPE_CHECKING:
     from memprof.policies.checkpoint.policy import Checkpoint
@@ -72,14 +73,14 @@ def _refuse_operators(policy: Checkpoint) -> None:
     """
     for kind in policy.keep:
         name = kind.partition("#")[0]
-        if name in KINDS:
+        if name in OPERATOR_KINDS:
             continue
         operator = operator_named(name)
         if operator is None:
             raise PolicyError(f"torch has no operator {name}; write a name with its overload, such as aten.mm.default.")
         if operator._schema.is_mutable:
             raise PolicyError(f"{name} changes its input in place, so its output cannot be kept; leave it out of keep.")
-        if torch.Tag.nondeterministic_seeded in operator.tags and name not in KINDS["attention"]:
+        if torch.Tag.nondeterministic_seeded in operator.tags and name not in ATTENTION:
             raise PolicyError(RANDOM_REFUSAL.format(name=name))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.policies.checkpoint.kinds import KINDS, spell_calls
+from memprof.policies.checkpoint.kinds import spell_calls
+from memprof.trace.operator_facts import ATTENTION, LIFT, OPERATOR_KINDS
 from memprof.trace.schema import Bools, Ints
 from memprof.trace.step import Step
 
@@ -56,8 +57,8 @@ def may_be_kept(step: Step, ops: Ints) -> Bools:
     changed = storages.created_op_id[uses.storage_id[is_change]]
     is_changed_later = np.isin(ops, changed[changed < uses.op_id[is_change]])
     # lift_fresh only returns the tensor that torch.tensor made just before it, which is made again anyway.
-    is_made = step.ops.name[ops] != "aten.lift_fresh.default"
-    is_random = step.ops.uses_rng[ops] & ~np.isin(step.ops.name[ops], KINDS["attention"])
+    is_made = step.ops.name[ops] != LIFT
+    is_random = step.ops.uses_rng[ops] & ~np.isin(step.ops.name[ops], ATTENTION)
     may: Bools = runs_again & is_made & ~step.ops.mutates[ops] & ~is_changed_later & ~is_random
     return may
 
@@ -81,7 +82,7 @@ def keep_entries(step: Step, call: range, kept: Ints) -> tuple[str, ...]:
         numbers = "" if calls.all() else "#" + spell_calls((np.flatnonzero(calls) + 1).tolist())
         entries.append(f"{name}{numbers}")
     for kind in _NAMED_KINDS:
-        of_kind = [name for name in KINDS[kind] if name in names]
+        of_kind = [name for name in OPERATOR_KINDS[kind] if name in names]
         if of_kind and set(of_kind) <= set(entries):
             entries = [kind, *(entry for entry in entries if entry not in of_kind)]
     return tuple(sorted(entries))

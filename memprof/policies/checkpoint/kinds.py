@@ -8,55 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memprof.errors import PolicyError
-
-#: Operators of each kind, by their names in torch's dispatcher and in traces.
-KINDS: dict[str, tuple[str, ...]] = {
-    "matmul": (
-        "aten.mm.default",
-        "aten.addmm.default",
-        "aten.bmm.default",
-        "aten.baddbmm.default",
-        "aten._scaled_mm.default",
-        "aten._grouped_mm.default",
-        "aten.mkldnn_linear.default",
-    ),
-    "conv": ("aten.convolution.default", "aten.mkldnn_convolution.default"),
-    "attention": (
-        "aten._scaled_dot_product_flash_attention_for_cpu.default",
-        "aten._scaled_dot_product_flash_attention.default",
-        "aten._scaled_dot_product_efficient_attention.default",
-        "aten._scaled_dot_product_cudnn_attention.default",
-        "aten._scaled_dot_product_fused_attention_overrideable.default",
-        "aten._scaled_dot_product_attention_math_for_mps.default",
-    ),
-    "norm": (
-        "aten.native_layer_norm.default",
-        "aten._fused_rms_norm.default",
-        "aten.native_batch_norm.default",
-        "aten._native_batch_norm_legit.default",
-        "aten.cudnn_batch_norm.default",
-        "aten.native_group_norm.default",
-    ),
-    "activation": (
-        "aten.gelu.default",
-        "aten.relu.default",
-        "aten.silu.default",
-        "aten.sigmoid.default",
-        "aten.tanh.default",
-        "aten.leaky_relu.default",
-        "aten.elu.default",
-        "aten.hardswish.default",
-        "aten.mish.default",
-    ),
-    "softmax": ("aten._softmax.default", "aten._safe_softmax.default", "aten._log_softmax.default"),
-    "pooling": (
-        "aten.max_pool2d_with_indices.default",
-        "aten.avg_pool2d.default",
-        "aten._adaptive_avg_pool2d.default",
-        "aten.max_pool3d_with_indices.default",
-        "aten.avg_pool3d.default",
-    ),
-}
+from memprof.trace.operator_facts import OPERATOR_KINDS, short_name
 
 #: Why the output of a random operator is not kept.
 RANDOM_REFUSAL = (
@@ -124,11 +76,11 @@ def check_kinds(kinds: Iterable[str]) -> None:
     for kind in kinds:
         entry = _ENTRY.fullmatch(kind)
         name = kind if entry is None else entry["name"]
-        if name not in KINDS and "." not in name:
-            near = difflib.get_close_matches(name, KINDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(KINDS)}"
+        if name not in OPERATOR_KINDS and "." not in name:
+            near = difflib.get_close_matches(name, OPERATOR_KINDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(OPERATOR_KINDS)}"
             raise PolicyError(f"unknown kind of operators {kind!r}; {hint} or a name such as aten.mm.default.")
-        if entry is None or (name in KINDS and entry["calls"]):
+        if entry is None or (name in OPERATOR_KINDS and entry["calls"]):
             raise PolicyError(
                 f"cannot read {kind!r}: write the numbers of an operator's calls in the module after its name, such as "
                 "aten.mm.default#1+3 for the first and the third, or #2-5."
@@ -148,7 +100,7 @@ def kept_operators(kinds: Iterable[str]) -> KeptOperators:
         if numbers:
             calls.setdefault(name, set()).update(_read_calls(numbers))
         else:
-            always.update(KINDS.get(name, (name,)))
+            always.update(OPERATOR_KINDS.get(name, (name,)))
     some = {name: frozenset(numbers) for name, numbers in calls.items() if name not in always}
     return KeptOperators(frozenset(always), some)
 
@@ -179,4 +131,4 @@ def spell_calls(numbers: Sequence[int]) -> str:
 def short_kind(kind: str) -> str:
     """Shortens an entry of ``keep`` for a table: ``addmm#1+3`` for ``aten.addmm.default#1+3``."""
     name, number, calls = kind.partition("#")
-    return name.removeprefix("aten.").removesuffix(".default") + number + calls if number else kind
+    return short_name(name) + number + calls if number else kind

@@ -8,15 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.policies.rewrite.autocast_cache import cached_until
+from memprof.trace.operator_facts import ACCUMULATES, CLONE, REDUCES_GRADIENT, RESHAPES, are_among
 from memprof.trace.schema import NONE, Ints, Saved
 from memprof.trace.step import Step
-
-#: Sums gradients where several paths meet. The engine runs it after releasing the node's saved tensors.
-_ACCUMULATION = ("aten.add.Tensor", "aten.add_.Tensor")
-#: Reduces a gradient to a broadcast operand's size or type. The engine runs it after the node's own function has
-#: returned and its locals are freed, and before it releases the node's saved tensors.
-_REDUCTION = ("aten.sum.dim_IntList", "aten._to_copy.default")
-_RESHAPE = ("aten.view.default", "aten._unsafe_view.default")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +41,7 @@ def find_nodes(step: Step) -> Nodes:
     last[owner] = rows
 
     nodes = np.unique(owner)
-    known = {name: number for number, name in enumerate((*_ACCUMULATION, *_REDUCTION, *_RESHAPE))}
-    kind = np.array([known.get(name, NONE) for name in ops.name], dtype=np.int64)
-    is_sum = (kind >= 0) & (kind < len(_ACCUMULATION))
-    is_reduction = (kind >= len(_ACCUMULATION)) & (kind < len(_ACCUMULATION) + len(_REDUCTION))
-    is_reshape = kind >= len(_ACCUMULATION) + len(_REDUCTION)
+    is_sum, is_reduction, is_reshape = (are_among(ops.name, each) for each in (ACCUMULATES, REDUCES_GRADIENT, RESHAPES))
     begin, end = first[nodes], last[nodes].copy()
     while True:
         step_back = is_sum[end] & (end > begin)
@@ -118,7 +108,7 @@ def _last_held(step: Step) -> Ints:
     last = np.full(len(step.storages), NONE, dtype=np.int64)
     np.maximum.at(last, storage_ids, held)
     # An in-place operator whose backward needs what it overwrites clones that first, and holds the clone while it runs.
-    clones = np.flatnonzero((step.ops.name[:-1] == "aten.clone.default") & step.ops.mutates[1:])
+    clones = np.flatnonzero((step.ops.name[:-1] == CLONE) & step.ops.mutates[1:])
     is_clone = np.isin(step.storages.created_op_id, clones)
     last[is_clone] = np.maximum(last[is_clone], step.storages.created_op_id[is_clone] + 1)
     return last
@@ -141,7 +131,7 @@ def with_unread(step: Step, nodes: Nodes) -> Step:
     makers = dies_with[kept]
     # Where an in-place operator cloned what it overwrites, the clone takes its place.
     follower = np.minimum(makers + 1, len(ops) - 1)
-    user = np.where((ops.name[makers] == "aten.clone.default") & ops.mutates[follower], follower, makers)
+    user = np.where((ops.name[makers] == CLONE) & ops.mutates[follower], follower, makers)
     is_user = np.zeros(len(ops), dtype=np.bool_)
     is_user[user] = True
     by_user = np.flatnonzero(is_user[uses.op_id])

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.ends import StorageEnds, find_lives
-from memprof.policies.checkpoint.kinds import KINDS, RANDOM_REFUSAL, changes_in_place, kept_operators
+from memprof.policies.checkpoint.kinds import RANDOM_REFUSAL, changes_in_place, kept_operators
 from memprof.policies.checkpoint.nodes import find_nodes, with_unread
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.recompute import NEVER, Recompute, plan_recompute
@@ -17,6 +17,7 @@ from memprof.policies.rewrite.autocast_cache import parameter_casts
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
 from memprof.policies.rewrite.stack_marks import changed_buffers
+from memprof.trace.operator_facts import ATTENTION, DETACH
 from memprof.trace.schema import NONE, Bools, Ints, Saved
 from memprof.trace.step import Step
 
@@ -116,7 +117,7 @@ def _kept(step: Step, regions: Regions, policy: Checkpoint) -> Bools:
     if changes.any():
         name = step.ops.name[np.flatnonzero(changes)[0]]
         raise PolicyError(f"{name} changes its input in place, so its output cannot be kept; leave it out of keep.")
-    is_random = kept & step.ops.uses_rng & ~np.isin(step.ops.name, KINDS["attention"])
+    is_random = kept & step.ops.uses_rng & ~np.isin(step.ops.name, ATTENTION)
     if is_random.any():
         raise PolicyError(RANDOM_REFUSAL.format(name=step.ops.name[np.flatnonzero(is_random)[0]]))
     return kept
@@ -244,7 +245,7 @@ def _run_again(draft: Draft, step: Step, regions: Regions, recompute: Recompute)
     starts = recompute.starts[marked]
     markers = new_ops(
         step,
-        "aten.detach.default",
+        DETACH,
         starts,
         module_id=step.ops.module_id[starts],
         duration_us=np.zeros(len(starts)),

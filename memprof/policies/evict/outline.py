@@ -15,7 +15,6 @@ from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step, sum_at
 
 _LASTING = ("parameter", "buffer", "gradient", "optimizer_state", "input")
-_STATISTICS = ("batch_norm", "instance_norm")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.policies.runtime.model_names import module_names
 from memprof.replay.live import live_bytes
+from memprof.trace.operator_facts import CAST, LOG_SOFTMAX
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -26,7 +27,7 @@ _COMPILED = (
 def candidates(step: Step, world_size: int) -> Candidates:
     """Returns chunked losses: with each Linear that computes the input of a log-softmax, and without."""
     names, is_linear = module_names(step), linear_modules(step)
-    softmax = (step.ops.name == "aten._log_softmax.default") & (step.ops.phase == "forward")
+    softmax = (step.ops.name == LOG_SOFTMAX) & (step.ops.phase == "forward")
     if not softmax.any():
         chunked = ChunkedLoss(chunks=_FEWEST)
         return Candidates(unsuitable={chunked: _COMPILED if is_in_compiled_code(step).any() else _NONE})
@@ -41,7 +42,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
 def _cast_from(step: Step, storages: Ints) -> Ints:
     """Returns what was cast to make storages, as a model does that computes its loss in float32."""
     makers = step.storages.created_op_id[storages]
-    casts = makers[(makers != NONE) & (step.ops.name[makers] == "aten._to_copy.default")]
+    casts = makers[(makers != NONE) & (step.ops.name[makers] == CAST)]
     sources: Ints = step.uses.storage_id[np.isin(step.uses.op_id, casts) & (step.uses.role == "read")]
     return sources
 

@@ -11,6 +11,7 @@ from memprof.policies.loss.candidates import linear_modules
 from memprof.policies.loss.policy import ChunkedLoss
 from memprof.policies.plan.patterns import match_modules
 from memprof.replay.rounding import rounded
+from memprof.trace.operator_facts import DUPLICATES, LOG_SOFTMAX, NLL_WORDS, are_among, have_word
 from memprof.trace.schema import NONE, Memory
 from memprof.trace.step import Step
 
@@ -23,15 +24,15 @@ def transform(step: Step, policy: ChunkedLoss) -> Step:
     """
     ops, uses, storages = step.ops, step.uses, step.storages
     made_by, freed, is_read = storages.created_op_id, storages.freed_op_id.copy(), uses.role == "read"
-    calls = ops.stack_id[np.char.startswith(ops.name.astype(str), "aten.nll_loss")]  # of cross_entropy, if shared
-    is_softmax = (ops.name == "aten._log_softmax.default") & np.isin(ops.op_id, ops.forward_op_id)
+    calls = ops.stack_id[have_word(ops.name, NLL_WORDS)]  # of cross_entropy, if shared
+    is_softmax = (ops.name == LOG_SOFTMAX) & np.isin(ops.op_id, ops.forward_op_id)
     is_input = (is_softmax & np.isin(ops.stack_id, calls))[uses.op_id] & is_read
     is_input &= storages.allocated_bytes[uses.storage_id] >= policy.minimum_bytes
     softmax, logits = uses.op_id[is_input], np.unique(uses.storage_id[is_input])
     if not len(logits):
         raise PolicyError(f"loss: no cross_entropy trains on {policy.minimum_bytes:,} bytes of logits (minimum_bytes).")
     backward = np.flatnonzero(np.isin(ops.forward_op_id, softmax))
-    copies = np.flatnonzero(np.isin(ops.name, ("aten._to_copy.default", "aten.clone.default")))
+    copies = np.flatnonzero(are_among(ops.name, DUPLICATES))
     copies = copies if policy.head else np.intersect1d(copies, softmax - 1)  # the model's, or autocast's in the call
     is_chunked, duration = np.isin(made_by, softmax), ops.duration_us.copy()
     while np.any(is_copied := np.isin(made_by[logits], copies)):

@@ -10,13 +10,13 @@ from memprof.errors import PolicyError
 from memprof.policies.optimizer.refusals import EARLY, SECOND_BACKWARD, USED
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
+from memprof.trace.operator_facts import UPDATE_WORDS, ZEROING, are_among, have_word
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
 #: Overhead of one optimizer call for one parameter, without its operators: hook, Python, groups. Adam and SGD inside
 #: backward on GPT, ResNet, LSTM and shared weights took 31 to 126 us more per parameter (torch 2.13, one CPU core).
 CALL_US = 75.0
-_ZEROING = ("aten.zero_.default", "aten._foreach_zero_.default")
 #: Copies that swap inserts around updates; they are no part of them.
 SWAPS = (SWAP_IN, SWAP_OUT)
 #: Parameters with fewer elements, or whose element count is no multiple of a block, keep 32 bits; each block has a
@@ -43,17 +43,14 @@ class SingleUpdates:
 
 def is_updating(step: Step) -> Bools:
     """Returns which operators are of optimizers' updates, shape ``(ops,)``."""
-    found: Bools = (step.ops.phase == "optimizer") & ~np.isin(step.ops.name, _ZEROING)
+    found: Bools = (step.ops.phase == "optimizer") & ~are_among(step.ops.name, ZEROING)
     return found
 
 
 def update_form(step: Step) -> str:
     """Returns the form of a step's updates: loop, foreach or fused."""
-    names = set(step.ops.name[is_updating(step)])
-    for form in ("fused", "foreach"):
-        if any(str(name).startswith(f"aten._{form}_") for name in names):
-            return form
-    return "loop"
+    names = step.ops.name[is_updating(step)]
+    return next((form for form, word in UPDATE_WORDS.items() if have_word(names, (word,)).any()), "loop")
 
 
 def single_updates(step: Step) -> SingleUpdates:

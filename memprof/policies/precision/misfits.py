@@ -9,6 +9,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.precision.policy import LBFGS, NO_BF16, Precision
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
+from memprof.trace.operator_facts import CAST
 from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
 from memprof.trace.usages import IS_LBFGS
@@ -73,7 +74,7 @@ def _refuse_rounded_integers(step: Step, policy: Precision, is_ours: Bools) -> N
         PolicyError: It does; a short type would round large ones.
     """
     ops, uses, is_integer = step.ops, step.uses, np.isin(step.storages.dtype, _INTEGERS)
-    is_cast = (ops.name == "aten._to_copy.default") & (ops.phase == "forward") & (ops.module_id != NONE)
+    is_cast = (ops.name == CAST) & (ops.phase == "forward") & (ops.module_id != NONE)
     reads, writes = (uses.take(is_cast[uses.op_id] & (uses.role == role)) for role in ("read", "write"))
     of_integers = reads.op_id[is_integer[reads.storage_id]]
     copies = writes.storage_id[is_ours[writes.storage_id] & np.isin(writes.op_id, of_integers)]

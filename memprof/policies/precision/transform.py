@@ -8,6 +8,7 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
 from memprof.policies.runtime.model_names import root_of, trained_roots
 from memprof.replay.rounding import rounded
+from memprof.trace.operator_facts import CAST, LOSS_WORDS, have_word
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
@@ -21,7 +22,7 @@ def transform(step: Step, policy: Precision) -> Step:
     refuse_unsuitable(step, policy, is_ours)
     is_lasting = np.isin(storages.category, ("parameter", "buffer", "gradient", "optimizer_state"))
     in_update = np.append(ops.phase == "optimizer", False)[made_by]
-    is_whole = np.array([*("softmax" in name or "loss" in name for name in ops.name), True])[made_by]
+    is_whole = np.append(have_word(ops.name, LOSS_WORDS), True)[made_by]
     is_short = is_ours & ~is_lasting & ~in_update & ~is_whole
     is_short |= (is_ours & is_lasting | is_float & in_update) & policy.is_pure
     draft, (plain, short) = Draft(step), step.product_flops_per_us
@@ -49,7 +50,7 @@ def _copy_weights(draft: Draft, step: Step, is_weight: Bools) -> None:
     first, last, became = np.full(count, len(ops)), np.zeros(count, dtype=np.int64), np.arange(count)
     first[weights] = before = products.op_id[rows]
     np.maximum.at(last, uses.storage_id[is_read], uses.op_id[is_read])
-    casts = draft.insert_ops(new_ops(step, "aten._to_copy.default", before, module_id=ops.module_id[before]), before)
+    casts = draft.insert_ops(new_ops(step, CAST, before, module_id=ops.module_id[before]), before)
     became[weights] = copies = draft.copy_storages(weights, casts, last[weights])
     draft.storages.category[copies] = "activation"
     is_copied = is_read & (uses.op_id >= first[uses.storage_id])

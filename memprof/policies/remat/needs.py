@@ -15,40 +15,23 @@ from torch._C import _profiler
 
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
-from memprof.recorder.calls.dispatch_modes import is_higher_order, tensors_in
+from memprof.recorder.calls.dispatch_modes import is_higher_order, map_tensors, tensors_in
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session
+from memprof.trace.operator_facts import (
+    COLLECTIVE_SPACES,
+    MOVES_MEMORY,
+    RUNNING_STATISTICS,
+    WORKSPACE_WORDS,
+    is_view,
+    written_arguments,
+)
 
 _Tensor = torch.Tensor
-_LISTS = (list, tuple)
 _now_ns, _wall_ns = time.perf_counter_ns, time.time_ns
 #: Maximum offset of the profiler's clock from the system's.
 _CLOCK_SLACK_NS = 3_000
-#: Name fragments of operators whose kernels need workspace, about as much as they read and write.
-_WITH_WORKSPACE = (
-    "conv",
-    "rnn",
-    "scaled_dot_product",
-    "norm",
-    "grid_sampler",
-    "cdist",
-    "embedding_dense",
-    "_foreach",
-    "linalg",
-)
-#: Normalisations that update running statistics, with the positions of those arguments, and of the argument that
-#: says whether they are in training, None if they always are.
-_STATISTICS = {
-    "native_batch_norm": (3, 4, 5),
-    "_native_batch_norm_legit": (3, 4, 5),
-    "_batch_norm_with_update": (3, 4, None),
-    "cudnn_batch_norm": (3, 4, 5),
-    "miopen_batch_norm": (3, 4, 5),
-}
-#: Operators that replace a tensor's memory; their results are not tracked further.
-_MOVING = ("set_", "resize_", "resize_as_", "_resize_output_", "record_stream")
-_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 class Needs:
@@ -147,7 +130,7 @@ class Needs:
 
 def _needs_workspace(function: Any) -> bool:
     """Returns whether an operator's kernel is known to need workspace."""
-    return any(part in str(function) for part in _WITH_WORKSPACE)
+    return any(part in str(function) for part in WORKSPACE_WORDS)
 
 
 def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
@@ -156,7 +139,7 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
         return -1  # it cannot be run without memory: it would really run, and repeat its side effects
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         try:
-            shadows = _shadow(list(args)), {name: _shadow(value) for name, value in kwargs.items()}
+            shadows = [_shadow(value) for value in args], {name: _shadow(value) for name, value in kwargs.items()}
             result = function(*shadows[0], **shadows[1])
             given = {tensor.untyped_storage()._cdata for tensor in tensors_in(shadows[0])}
             made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_in(result)}
@@ -167,11 +150,11 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
 
 def _shadow(value: Any) -> Any:
     """Returns an argument without memory (meta)."""
-    if isinstance(value, _Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if type(value) in _LISTS:
-        return type(value)(_shadow(item) for item in value)
-    return torch.device("meta") if isinstance(value, torch.device) else value
+    return torch.device("meta") if isinstance(value, torch.device) else map_tensors(_without_memory, value)
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class Operator:
@@ -209,31 +192,29 @@ class Operator:
         self.name = str(function)
         self.is_higher_order = is_higher_order(function)
         schema = getattr(function, "_schema", None)
-        arguments = schema.arguments if schema is not None else []
-        writes = [(i, a) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+        writes = written_arguments(schema)
         self.written = tuple(i for i, a in writes if not a.kwarg_only)
         self.written_names = tuple(a.name for _, a in writes)
         returns = schema.returns if schema is not None else []
         self.is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         packet = getattr(getattr(function, "overloadpacket", None), "__name__", "")
         namespace = getattr(function, "namespace", "")
-        returns_views = bool(returns) and not writes and all(each.alias_info is not None for each in returns)
         # The end of a region also runs while an error passes through it, which another error must not replace.
-        self.is_view = returns_views or namespace == "profiler"
-        self.statistics = _STATISTICS.get(packet) if namespace == "aten" else None
+        self.is_view = is_view(schema) or namespace == "profiler"
+        self.statistics = RUNNING_STATISTICS.get(packet) if namespace == "aten" else None
         is_in_place = (
             len(writes) == 1
             and not writes[0][1].kwarg_only
             and len(returns) == 1
             and str(writes[0][1].type) == "Tensor"
-            and packet not in _MOVING
+            and packet not in MOVES_MEMORY
         )
         self.changes = writes[0][0] if is_in_place else -1
         self.can_repeat = (
             schema is not None
             and (not writes or is_in_place or self.statistics is not None)
-            and namespace not in _COLLECTIVES
-            and packet not in _MOVING
+            and namespace not in COLLECTIVE_SPACES
+            and packet not in MOVES_MEMORY
         )
 
     def moves_statistics(self, args: tuple[Any, ...]) -> bool:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.files.coded import coded_column
 from memprof.trace.kept import kept
+from memprof.trace.operator_facts import CAST, INNER_VIEWS, OUTER_VIEWS, are_among
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 from memprof.trace.usages import WITHOUT_GRADIENT, modules_in
-
-#: Views of a part of their input.
-_PARTS = ("select", "slice", "unbind", "split", "split_with_sizes", "chunk", "as_strided", "narrow", "diagonal")
-#: Views that a function makes of its own arguments: linear's of its weight, a product's of what it multiplies.
-_INTERNAL = ("t", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "detach", "alias")
-_MADE_BY_CALLER = (*_PARTS, "permute", "transpose", "movedim", "swapaxes")
 
 
 def cached_until(step: Step, is_hidden: Bools) -> Ints:
@@ -55,7 +49,7 @@ def _casts_of(step: Step, is_parameter: Bools) -> Bools:
     reads_parameter = np.zeros(len(step.ops), dtype=np.bool_)
     is_read = (uses.role == "read") & is_parameter[uses.storage_id]
     reads_parameter[uses.op_id[is_read]] = True
-    is_cast = (step.ops.name == "aten._to_copy.default") & (step.ops.phase == "forward") & reads_parameter
+    is_cast = (step.ops.name == CAST) & (step.ops.phase == "forward") & reads_parameter
     created = step.storages.created_op_id
     casts: Bools = (created != NONE) & is_cast[created]
     return casts
@@ -105,15 +99,15 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
         sources: Storages.
         readers: An operator that reads each.
     """
-    keys, bound = _views_until(step, (*_INTERNAL, *_MADE_BY_CALLER))
+    keys, bound = _views_until(step, INNER_VIEWS | OUTER_VIEWS)
     count, place = len(step.ops) + 1, np.arange(len(keys))
-    made = np.maximum.accumulate(np.where(_named(step, _MADE_BY_CALLER)[keys % count], place, -1))
+    made = np.maximum.accumulate(np.where(_named(step, OUTER_VIEWS)[keys % count], place, -1))
     found: Bools = (made > bound)[np.searchsorted(keys, sources * count + readers)]
     return found
 
 
 @kept
-def _views_until(step: Step, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+def _views_until(step: Step, names: frozenset[str]) -> tuple[Ints, Ints]:
     """Walks back from each use of a storage through its uses before, to the first that is not a view.
 
     Args:
@@ -134,10 +128,6 @@ def _views_until(step: Step, names: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 
 @kept
-def _named(step: Step, names: tuple[str, ...]) -> Bools:
-    """Returns which operators of ATen have one of the names, whatever the overload; ``(ops,)``."""
-    coded = coded_column(step.ops, "name")
-    is_named = np.array(
-        [str(name).partition(".")[2].partition(".")[0] in names for name in coded.distinct], dtype=np.bool_
-    )
-    return is_named[coded.codes]
+def _named(step: Step, names: frozenset[str]) -> Bools:
+    """Returns which operators are among some, ``(ops,)``."""
+    return are_among(step.ops.name, names)

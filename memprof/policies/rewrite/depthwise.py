@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memprof.trace.operator_facts import CONVOLUTION_BACKWARD
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step, rows_of
 
@@ -38,7 +39,7 @@ def fixed_workspaces(step: Step) -> Bools:
     """Marks the operators whose workspace is that of this kernel, which does not depend on the batch, ``(ops,)``."""
     ops, uses, shapes = step.ops, step.uses, step.storages.shape
     found = np.zeros(len(ops), dtype=np.bool_)
-    for op in np.flatnonzero((ops.name == "aten.convolution_backward.default") & (ops.workspace_bytes > 0)).tolist():
+    for op in np.flatnonzero((ops.name == CONVOLUTION_BACKWARD) & (ops.workspace_bytes > 0)).tolist():
         rows, _ = rows_of(uses.op_id, np.array([op]))
         texts = {str(shapes[storage]) for storage in uses.storage_id[rows]}
         found[op] = any(_is_fixed(_sizes(text), int(ops.workspace_bytes[op])) for text in texts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.files.coded import coded_column
+from memprof.trace.operator_facts import CAT, LIFT
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -130,8 +131,8 @@ def first_values(step: Step) -> Ints:
     """Returns the operators that put the first values into a cache; those before each put the first keys into it."""
     ops, uses = step.ops, step.uses
     reads = np.bincount(uses.op_id[uses.role == "read"], minlength=len(ops))
-    is_empty = (ops.name == "aten.lift_fresh.default") & (np.bincount(uses.op_id, minlength=len(ops)) == 0)
-    is_first = (ops.name == "aten.cat.default") & (reads == 1)
+    is_empty = (ops.name == LIFT) & (np.bincount(uses.op_id, minlength=len(ops)) == 0)
+    is_first = (ops.name == CAT) & (reads == 1)
     values = np.flatnonzero(is_first[1:] & is_first[:-1] & (ops.module_id[1:] == ops.module_id[:-1])) + 1
     empty = np.append(0, np.cumsum(is_empty))
     found: Ints = values[empty[values] - empty[np.maximum(values - _NEAR, 0)] >= 2]

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.trace.operator_facts import BATCH_NORM_WORDS, EMPTY_STRIDED, have_word
 from memprof.trace.schema import NONE, Bools, Ints, Stacks
 from memprof.trace.source_lines import PLACE, is_of_torch
 from memprof.trace.step import Step
@@ -69,7 +70,7 @@ _GRAPH = re.compile(r"[/\\]torch[/\\]_functorch[/\\]_aot_autograd[/\\]\w+\.py:")
 #: Name of what a compiled model allocates outside of its operators, as where generated code allocates in C++.
 _UNKNOWN = "compiled region"
 #: Operators of generated code itself: its kernels, and its allocations. A recording on a GPU shows the latter alone.
-_SHOWN = ("inductor.", "aten.empty_strided")
+_SHOWN = ("inductor.", EMPTY_STRIDED)
 
 
 def is_in_compiled_code(step: Step) -> Bools:
@@ -217,7 +218,7 @@ def batch_norms(step: Step) -> list[str]:
     In training the operator writes the statistics beside its result, in eval mode empty tensors.
     """
     ops, uses, storages = step.ops, step.uses, step.storages
-    is_norm = np.array(["batch_norm" in str(name) for name in ops.name.tolist()], dtype=np.bool_)
+    is_norm = have_word(ops.name, BATCH_NORM_WORDS)
     is_norm &= (ops.phase == "forward") & ~ops.is_recompute & ~ran_within(step, _INSTANCE)
     if not is_norm.any():
         return []

@@ -11,6 +11,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.shard.division import ROOT, unit_groups
 from memprof.policies.shard.predicted_sharding import Sharding
+from memprof.trace.operator_facts import EMPTY
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -104,7 +105,7 @@ class Fully(Sharding):
     def _receive(self, unit: int, before: int, sent_at: int, *, needed_at: int) -> int:
         """Adds the all-gather of a unit; returns its buffer."""
         bytes_ = int(self.unit_bytes[unit])
-        empty = self.operator("aten.empty.memory_format", before, before)
+        empty = self.operator(EMPTY, before, before)
         buffer = self.storage(bytes_, empty)
         op = self.collective(
             _GATHER,

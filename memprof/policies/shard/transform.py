@@ -13,6 +13,7 @@ from memprof.policies.rewrite.draft import Draft
 from memprof.policies.shard.division import buckets, find_units
 from memprof.policies.shard.predicted_full import Fully
 from memprof.policies.shard.predicted_sharding import Sharding
+from memprof.trace.operator_facts import COPY, EMPTY
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
@@ -103,7 +104,7 @@ class Replicated(Sharding):
 
     def _fill(self, group: Ints) -> tuple[Ints, list[int]]:
         """Returns the gradients in their bucket, and the operators that copy them into it."""
-        copies = [self.operator("aten.copy_.default", at + 1, at, mutates=True) for at in self.kept_at[group].tolist()]
+        copies = [self.operator(COPY, at + 1, at, mutates=True) for at in self.kept_at[group].tolist()]
         bucket = self.gradients(group, self.step.storages.requested_bytes[group], copies[0])
         for op, gradient, inside in zip(copies, group.tolist(), bucket.tolist(), strict=True):
             self.added.use(op, gradient, "read")
@@ -121,7 +122,7 @@ class Replicated(Sharding):
         place[trained] = np.arange(len(trained))
         for group in buckets(place, step.storages.requested_bytes, self.policy.bucket_mib):
             bytes_ = int(whole[group].sum())
-            empty = self.operator("aten.empty.memory_format", last + 1, last)
+            empty = self.operator(EMPTY, last + 1, last)
             buffer = self.storage(bytes_, empty)
             op = self.collective(
                 "c10d._allgather_base_",
@@ -131,7 +132,7 @@ class Replicated(Sharding):
                 needed_at=last + 1,
                 like=last,
             )
-            copy = self.operator("aten.copy_.default", last + 1, last, mutates=True)
+            copy = self.operator(COPY, last + 1, last, mutates=True)
             self.added.use(op, buffer, "mutate")
             self.added.use(copy, buffer, "read")
             for parameter in group.tolist():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.trace.operator_facts import DETACH
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
 
@@ -110,7 +111,7 @@ def _second_runs(step: Step, made_before: Bools) -> list[_Run]:
     makes[step.storages.created_op_id[made_before]] = True
     runs: list[_Run] = []
     # What the recomputation saves is detached in between.
-    counts = np.cumsum(ops.is_recompute | (ops.name != "aten.detach.default")).tolist()
+    counts = np.cumsum(ops.is_recompute | (ops.name != DETACH)).tolist()
     before = NONE
     for op_id in np.flatnonzero(ops.is_recompute).tolist():
         candidates = places.get(keys[op_id], [])

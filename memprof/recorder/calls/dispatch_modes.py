@@ -236,6 +236,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Returns arguments with a function applied to each tensor in them, at any nesting depth."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: map_tensors(change, item) for name, item in value.items()}
+    return type(value)(map_tensors(change, item) for item in value) if type(value) in (list, tuple) else value
+
+
 def _stack() -> list[Any]:
     """Lists the modes on the stack, lowest first."""
     return [torch._C._get_dispatch_stack_at(position) for position in range(torch._C._len_torch_dispatch_stack())]

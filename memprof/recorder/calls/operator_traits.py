@@ -16,6 +16,7 @@ from memprof.recorder.calls.torch_state import is_traced_inside, traced_inside
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, FLAG_RNG, FLAG_VIEW, MUTATE, READ, WRITE
+from memprof.trace.operator_facts import COLLECTIVE_SPACES, TRANSFERS, is_among, is_view, written_arguments
 
 _FLOP_COUNTER = "torch.utils.flop_counter"
 _Tensor = torch.Tensor
@@ -78,22 +79,20 @@ class OperatorTraits:
         self.filled_keywords: frozenset[str] = frozenset()
         schema = getattr(operator, "_schema", None)
         if schema is not None:
-            written = [
-                (i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-            ]
+            written = written_arguments(schema)
             self.mutated = frozenset(i for i, a in written if not a.kwarg_only)
             self.mutated_keywords = frozenset(a.name for _, a in written)
             self.filled_keywords = frozenset(a.name for _, a in written if a.is_out)
             if written:
                 self.flags |= FLAG_MUTATES
-            if not written and any(r.alias_info is not None for r in schema.returns):
+            if is_view(schema):
                 self.flags |= FLAG_VIEW
         if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
             self.flags |= FLAG_RNG
         namespace = getattr(operator, "namespace", "")
-        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+        if namespace in COLLECTIVE_SPACES:
             self.flags |= FLAG_COLLECTIVE
-        if str(operator) in ("aten._to_copy.default", "aten.copy_.default"):
+        if is_among(str(operator), TRANSFERS):
             self.flags |= FLAG_COPY
         self._formula = _flop_formulas().get(getattr(operator, "overloadpacket", None))
         self._flops: dict[tuple[Any, ...], int] = {}

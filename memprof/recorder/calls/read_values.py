@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.packets import overloads
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.log import RawLog
+from memprof.recorder.own_code import OWN_CODE
+from memprof.trace.operator_facts import READS_VALUE
 
 _aten = torch.ops.aten
 #: Kept of a recording, as characters; what a job reads after that is not.
@@ -26,11 +29,10 @@ _LEAST_CHARACTERS = 16
 #: Lists with more elements are data, on which no control flow depends.
 _MOST_ELEMENTS = 1024
 _OWN = str(Path(__file__).parents[2])
-_MODES = str(Path(__file__).parents[1])
 _TORCH = Path(torch.__file__).parent
 _NOT_OF_JOB = (str(_TORCH), _OWN, "<")
 #: Code between an operator's caller and a mode that it is passed to.
-_BETWEEN = (_MODES, "<", str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo"), str(_TORCH / "_ops.py"))
+_BETWEEN = (*OWN_CODE, "<", str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo"), str(_TORCH / "_ops.py"))
 #: Calls `Tensor.numpy`, and is replaced in dry runs.
 _ARRAY = "__array__"
 #: Prints a tensor value by value; nothing depends on these.
@@ -38,13 +40,7 @@ _PRINTING = "_tensor_str.py"
 #: Types of masks.
 MASKS = (torch.bool, torch.uint8)
 #: Operators that return a value.
-SCALARS = frozenset(
-    (
-        _aten._local_scalar_dense.default,
-        *(_aten.item.default, _aten.is_nonzero.default),  # in inference mode
-        *(_aten.equal.default, _aten.allclose.default),
-    )
-)
+SCALARS = overloads(READS_VALUE)
 #: Methods of a tensor that read its values without an operator, by the names they are logged with.
 LISTED = {"tolist": "Tensor.tolist", "numpy": "Tensor.numpy"}
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from memprof.recorder.log import RawLog
+from memprof.recorder.own_code import OWN_CODE
 from memprof.recorder.steps.usages import COPYING, copies_state_dict, storing_phase
 from memprof.trace.files.spool import SAVING
 
 #: torch's activation checkpointing.
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
-_OWN = str(Path(__file__).parent.parent)
 #: Code that is not the job's: torch's, and memprof's with its policies.
 _NOT_OF_JOB = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 #: What calls the engine, and torch's backward of a compiled region, whose code is generated.
@@ -119,7 +119,7 @@ class StackTable:
             assert here is not None
             code = here.f_code
             self._codes[id(code)] = code
-            if not code.co_filename.startswith(_OWN):  # a higher-order operator's functions are called from memprof
+            if not code.co_filename.startswith(OWN_CODE):  # a higher-order operator's functions are called from memprof
                 frames.append(f"{code.co_filename}:{here.f_lineno or code.co_firstlineno}:{code.co_name}")
             through_checkpoint = through_checkpoint or code.co_filename.endswith(CHECKPOINT_FILE)
             through_checkpoint = through_checkpoint or self._functions.runs_again(code)

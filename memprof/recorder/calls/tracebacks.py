@@ -17,7 +17,9 @@ from typing import Any
 
 from torch._ops import HigherOrderOperator, OpOverload
 
-_own = [str(Path(__file__).parent.parent)]
+from memprof.recorder.own_code import OWN_CODE
+
+_own = [*OWN_CODE]
 
 
 def hide_frames_of(folder: Path) -> None:

@@ -21,6 +21,7 @@ from memprof.recorder.memory.kept import Survivor
 from memprof.recorder.memory.tensor_memory import owned_span
 from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import FLAG_MUTATES, FLAG_VIEW
+from memprof.trace.operator_facts import LIFT
 
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
@@ -33,8 +34,6 @@ _LATER = 2
 _MOST_STORAGES, _MOST_LINES = 50_000, 100
 #: Share of the thread's processor time that this may take, and the time that every run gets for it.
 _SHARE, _ALLOWANCE_NS = 0.0025, 100_000_000
-#: A view of memory that ``torch.tensor`` has made without an operator.
-_LIFT = "aten.lift_fresh.default"
 #: What following one operator takes, the dispatch mode included.
 _OPERATOR_NS = 10_000
 
@@ -73,7 +72,7 @@ class Origins:
         self._module = module
         self._mode = OperatorMode(log, self, self._give_up, clean_uncaught, _nothing)
         self.span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
-        self._lift = log.intern("names", _LIFT)
+        self._lift = log.intern("names", LIFT)
         self._began_ns = time.thread_time_ns()
         self._spent_ns = 0
         self._step = self._steps_left = 0

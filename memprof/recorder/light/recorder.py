@@ -16,12 +16,12 @@ from memprof.phases import follow, unfollow
 from memprof.recorder.calls.modules import wrap_body
 from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.compiled.uncompiled import skip_compiling
+from memprof.recorder.interfaces import PlanHooks
 from memprof.recorder.light.allocators import AllocatorCount
 from memprof.recorder.light.observation import LightObservation
 from memprof.recorder.light.position import LightCall, Position
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.operators import OperatorMode
-from memprof.recorder.plan_hooks import PlanHooks
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import clear_leftovers
 from memprof.recorder.thread_observation import ThreadEnd

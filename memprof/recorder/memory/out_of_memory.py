@@ -15,6 +15,7 @@ import torch
 
 from memprof.machines.host_limits import HostLimit, nearest_limit
 from memprof.recorder.clock import clock_ns
+from memprof.recorder.own_code import OWN_CODE
 from memprof.recorder.steps.usages import storing_phase
 from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
@@ -36,7 +37,6 @@ _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1
 _DEVICE_NUMBER = re.compile(r"\bGPU (\d+)\b")
 #: First word of an error message, and torch's name of the device.
 _DEVICES = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu", "MPS": "mps", "CUBLAS": "cuda", "CUDNN": "cuda"}
-_OWN = str(Path(__file__).parent.parent)
 _cuda: Any = torch.cuda  # not annotated in torch
 _MODULE_FILE = ("torch/nn/modules/module.py", "torch\\nn\\modules\\module.py")
 _OPTIMIZER_FOLDER = re.compile(r"torch[/\\]optim[/\\]")
@@ -123,7 +123,7 @@ def place_of_failure(error: BaseException) -> dict[str, Any]:
     trace = error.__traceback__
     while trace is not None:
         frame, code = trace.tb_frame, trace.tb_frame.f_code
-        if not code.co_filename.startswith(_OWN):
+        if not code.co_filename.startswith(OWN_CODE):
             frames.append(f"{code.co_filename}:{trace.tb_lineno}:{code.co_name}")
             storing = storing_phase(code)
             if phase in (SAVING, LOADING):

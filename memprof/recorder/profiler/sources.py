@@ -43,11 +43,6 @@ class MemorySources:
         self._is_native = True
 
     @property
-    def is_native(self) -> bool:
-        """Whether native events are the source."""
-        return self._is_native
-
-    @property
     def on_output(self) -> Callable[[torch.Tensor, int], None] | None:
         """Callback for every output of an operator, with its time; None if no source needs it."""
         return self._storages.watch if not self._is_native or self._storages.only else None

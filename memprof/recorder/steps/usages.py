@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, dict[str, int]] = {
     "torch/distributed/checkpoint/state_dict_loader.py": {"*": LOADING},
     "torch/distributed/checkpoint/state_dict.py": {"get_*": SAVING, "set_*": LOADING},
     "safetensors/torch.py": {"save*": SAVING, "load*": LOADING},
-    "memprof/recorder/dry/files.py": {"save": SAVING, "load": LOADING},  # replaces torch.save and torch.load
+    "memprof/virtual/tensors/files.py": {"save": SAVING, "load": LOADING},  # replaces torch.save and torch.load
 }
 _FILES = {name.rpartition("/")[2] for name in _FUNCTIONS}
 #: The tensor method that `copy.deepcopy` calls.

@@ -7,19 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memprof.replay.allocator.rules import ROUNDING_BYTES
+from memprof.trace.operator_facts import POINTWISE, are_among
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step
-
-#: Elementwise operators: each output element depends only on the same element of each input.
-_NAMES = """
-    abs add addcdiv addcmul bernoulli bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min
-    clone cos div elu elu_backward eq erf exp exp2 expm1 fill floor ge gelu gelu_backward gt hardsigmoid hardswish
-    hardswish_backward hardtanh hardtanh_backward le leaky_relu leaky_relu_backward lerp log log1p log2 logical_and
-    logical_not logical_or lt masked_fill maximum minimum mish mul native_dropout_backward ne neg pow reciprocal relu
-    rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt square sub tanh
-    tanh_backward threshold threshold_backward where zeros_like
-"""
-POINTWISE = frozenset(_NAMES.split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +155,7 @@ def find_candidates(step: Step, lives: Intervals) -> Candidates:
     place = np.full(len(step.storages), NONE, dtype=np.int64)
     known = np.flatnonzero(lives.storage_id != NONE)
     place[lives.storage_id[known]] = known
-    is_pointwise = np.array([operator_name(str(name)) in POINTWISE for name in step.ops.name], dtype=np.bool_)
+    is_pointwise = are_among(step.ops.name, POINTWISE)
     uses = step.uses
     is_relevant = is_pointwise[uses.op_id] & (place[uses.storage_id] != NONE)
     op_id, life = uses.op_id[is_relevant], place[uses.storage_id[is_relevant]]
@@ -210,9 +200,3 @@ def in_place(lives: Intervals, chosen: Candidates) -> Intervals:
         last[host] = max(last[host], last[life])
     kept = np.flatnonzero(root == np.arange(len(lives)))
     return replace(lives, first=first, last=last).take(kept)
-
-
-def operator_name(name: str) -> str:
-    """Returns an operator's bare name: ``aten.add.Tensor`` is ``add``."""
-    parts = name.removeprefix("aten::").split(".")
-    return parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]

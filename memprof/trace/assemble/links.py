@@ -5,19 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.files.spool import OTHER_THREAD
+from memprof.trace.operator_facts import CLONE, DETACH, NEW_EMPTY_STRIDED, SHAPE_READERS, are_among
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
 
 #: Raw node sequence number of operators outside backward.
 OUTSIDE = -1
-
-#: Operator that an in-place operator runs to keep what it overwrites.
-_CLONE = "aten.clone.default"
-
-#: Their nodes save the first input, and read nothing of it but its shape.
-_SHAPE_READERS = ("aten.gather.default", "aten.take.default", "aten._fft_r2c.default")
-
-#: First operator run by the node of a base whose view was changed (torch's CopySlices).
-_BASE_GRADIENT = "aten.new_empty_strided.default"
 
 
 def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools) -> Ints:
@@ -52,11 +44,11 @@ def forward_of(sequence: Ints, node_sequence: Ints, names: Texts, mutates: Bools
     own = np.where(node_sequence >= OTHER_THREAD, node_sequence - OTHER_THREAD + 1, NONE)
     link = np.where((link == NONE) & (own != NONE), at(own, first), link)
     after_clone = at(node_sequence + 2, first)
-    is_clone = (link == NONE) & (after_clone != NONE) & (names[after_clone] == _CLONE)
+    is_clone = (link == NONE) & (after_clone != NONE) & (names[after_clone] == CLONE)
     link = np.where(is_clone, after_clone, link)
     # The base's node begins by allocating the base's gradient.
     nodes, begins, node_of = np.unique(node_sequence, return_index=True, return_inverse=True)
-    is_base = (nodes >= 0) & (names[begins] == _BASE_GRADIENT)
+    is_base = (nodes >= 0) & (names[begins] == NEW_EMPTY_STRIDED)
     changes = at(node_sequence, last)
     link = np.where(is_base[node_of] & (changes != NONE) & mutates[changes], changes, link)
     link[link >= np.arange(len(link))] = NONE  # the node was created before the recording began
@@ -88,7 +80,7 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
         maker = makers_in_regions(maker, created, use_op, use_storage, is_inside, is_backward)
     by_node = (maker != NONE) & ~is_recompute[use_op] & (created <= maker)
     # A node that runs forward again detaches what that forward saves: these reads are not of what the node saved.
-    is_detached = ops.name[use_op] == "aten.detach.default"
+    is_detached = ops.name[use_op] == DETACH
     by_node &= ~(is_detached & np.isin(maker, np.unique(forward_op[is_recompute])))
     kept, makers, readers = use_storage[by_node], maker[by_node], use_op[by_node]
 
@@ -138,7 +130,7 @@ def _saved_for_shape(uses: Uses, storages: Storages, ops: Ops) -> tuple[Ints, In
     np.minimum.at(first, ops.forward_op_id[nodes], nodes)
     np.maximum.at(last, ops.forward_op_id[nodes], nodes)
     freed = storages.freed_op_id[uses.storage_id]
-    is_saved = np.isin(ops.name, _SHAPE_READERS)[uses.op_id] & (uses.role == "read")
+    is_saved = are_among(ops.name, SHAPE_READERS)[uses.op_id] & (uses.role == "read")
     is_saved &= (last[uses.op_id] != NONE) & ((freed == NONE) | (freed >= first[uses.op_id]))
     released = np.where(freed == NONE, last[uses.op_id], np.minimum(freed, last[uses.op_id]))
     return uses.storage_id[is_saved], uses.op_id[is_saved], released[is_saved]

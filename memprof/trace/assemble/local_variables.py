@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memprof.trace.assemble.statements import Function, Statement, function_at
+from memprof.trace.operator_facts import DETACH, READS_VALUE, are_among
 from memprof.trace.schema import NONE, Ints, ModuleCalls, Ops, Stacks, Storages, Uses
 from memprof.trace.source_lines import PLACE
 
 #: Where torch calls modules: its functions there only return what a module's forward returns.
 _MODULES, _MODULE_CALL = ("/torch/nn/modules/module.py", "\\torch\\nn\\modules\\module.py"), "_call_impl"
-_DETACH = "aten.detach.default"
-#: Operators that read a tensor's value, and return no view of it.
-_READERS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 #: Results, by the digest of their inputs, so that ranks that run the same are followed once; at most this many.
 _MOST_KNOWN = 32
 _known: dict[bytes, Ints] = {}
@@ -120,11 +118,11 @@ class _Followed:
         self._forward = np.flatnonzero((ops.phase == "forward") & ~ops.is_recompute & has_stack).tolist()
         again = np.flatnonzero(ops.is_recompute & has_stack)
         # Within a recomputation, saving tensors detaches them.
-        others = np.cumsum(~ops.is_recompute & (ops.name != _DETACH))[again]
+        others = np.cumsum(~ops.is_recompute & (ops.name != DETACH))[again]
         self._recomputed = [part.tolist() for part in np.split(again, np.flatnonzero(np.diff(others)) + 1)]
         self._stack_of = ops.stack_id.tolist()
         self._text_of = dict(zip(stacks.stack_id.tolist(), stacks.frames.tolist(), strict=True))
-        self._reads_value = np.isin(ops.name, _READERS).tolist()
+        self._reads_value = are_among(ops.name, READS_VALUE).tolist()
         self._made = _by_op(storages.created_op_id, storages.storage_id, len(ops))
         is_read = uses.role != "write"
         self._read = _by_op(uses.op_id[is_read], uses.storage_id[is_read], len(ops))

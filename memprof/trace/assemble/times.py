@@ -20,6 +20,7 @@ from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.files.spool import FLAG_VIEW
 from memprof.trace.manifest import Speed
+from memprof.trace.operator_facts import MOVES_NOTHING, are_among
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Steps, Storages, Uses
 from memprof.trace.step import largest_written
 
@@ -32,16 +33,6 @@ _AGREEING = 3
 _LONG_LOOK_AHEAD = 20_000
 _LONG_RUN = 8
 _HALF = ("bfloat16", "float16")
-#: Operators that move nothing: they allocate memory without writing to it, or are views by another name.
-_MOVES_NOTHING = (
-    *(
-        "aten.empty.memory_format",
-        "aten.empty_like.default",
-        "aten.empty_strided.default",
-        "aten.empty_permuted.default",
-    ),
-    *("aten.new_empty.default", "aten.new_empty_strided.default", "aten._unsafe_view.default"),
-)
 
 
 def packet(name: str) -> str:
@@ -252,7 +243,7 @@ def roofline(recording: Recording, ops: Ops, storages: Storages, uses: Uses, spe
     if not speed.memory_bytes_per_us or not speed.fp32_flops_per_us:
         return np.where(recording.is_real, 0.0, np.nan), "none: nothing was computed, and the machine was not measured"
     is_view = recording.spread((recording.raw["flags"] & FLAG_VIEW) != 0, fill=False)
-    moves = ~is_view & ~np.isin(ops.name.astype(str), _MOVES_NOTHING)
+    moves = ~is_view & ~are_among(ops.name, MOVES_NOTHING)
     moved = np.where(moves, ops.read_bytes + ops.written_bytes, 0)
     rate = np.where(_is_half(ops, storages, uses), speed.bf16_flops_per_us, speed.fp32_flops_per_us)
     least_us = np.maximum(moved / speed.memory_bytes_per_us, ops.flops / np.maximum(rate, speed.fp32_flops_per_us))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memprof.trace.operator_facts import ABOVE_CUBLAS
 from memprof.trace.schema import NONE, Stacks
 
 #: C++ frames have no file, or one of these; Python's are .py files and names such as <frozen runpy>.
@@ -20,7 +21,6 @@ _BACKWARD_CPP = re.compile(
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _CUBLAS = re.compile(r"^at::cuda::get(?:CurrentCUDABlas\w*Handle|New\w*Workspace|CUDABlas\w*Workspace)\b")
 _ALLOCATOR = "CUDACachingAllocator::"
-_MATRIX_PRODUCT = re.compile(r"^aten\.\w*(?:mm|mv|linear|matmul|einsum|dot|bilinear|attention|cdist|lstm|gru|rnn)")
 _TORCH_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:torch|functorch)[/\\]|[/\\]torch[/\\](?:nn|optim|autograd)[/\\]"
 )
@@ -206,7 +206,7 @@ def _workspace(marks: str, operator: str) -> bool | None:
     """Returns whether frames are cuBLAS's: those of the allocator lie above its, and another operator has none."""
     if "w" in marks:
         return True
-    is_other = "c" in marks or (operator and not _MATRIX_PRODUCT.match(operator))
+    is_other = "c" in marks or (operator and not ABOVE_CUBLAS.match(operator))
     return False if is_other else None
 
 

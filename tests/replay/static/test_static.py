@@ -16,10 +16,10 @@ from memprof.replay.static.intervals import (
     find_candidates,
     in_place,
     needed_lives,
-    operator_name,
     recorded_lives,
 )
 from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size
+from memprof.trace.operator_facts import bare_name
 from memprof.trace.schema import NONE
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -163,5 +163,5 @@ def test_sample_steps_are_planned_close_to_the_bound(path: Path) -> None:
 
 def test_operators_go_by_their_bare_names() -> None:
     """aten.add.Tensor and aten::add.Tensor are add."""
-    assert operator_name("aten.add.Tensor") == operator_name("aten::add.Tensor") == "add"
-    assert operator_name("mylib.fused.default") == "mylib"
+    assert bare_name("aten.add.Tensor") == bare_name("aten::add.Tensor") == "add"
+    assert bare_name("mylib.fused.default") == "mylib"

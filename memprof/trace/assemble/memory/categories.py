@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
+from memprof.trace.operator_facts import ALLOCATIONS, ZEROS, are_among
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses, is_beside
 
 #: fully_shard's copies of a buffer into a unit's unsharded parameters, and of its gradients into one buffer.
 _COPIES_OUT, _COPIES_IN = "fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default"
-#: Operators that allocate memory and compute nothing.
-_EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
 
 #: Recorded purposes that determine a storage's category; the first match in this order applies.
 _SETTLED = (
@@ -89,7 +88,7 @@ class Lifetimes:
             touched, (ops.kind == "collective", names == _COPIES_OUT, names == _COPIES_IN), strict=True
         ):
             mask[uses.storage_id[chosen[uses.op_id]]] = True
-        is_empty = np.array([name.startswith(_EMPTY) for name in names], dtype=np.bool_) | (ops.kind == "collective")
+        is_empty = are_among(ops.name, ALLOCATIONS | ZEROS) | (ops.kind == "collective")
         is_result = (uses.role == "write") & (uses.op_id == created_op[uses.storage_id]) & ~is_empty[uses.op_id]
         is_computed = np.zeros(len(created_op), dtype=np.bool_)
         is_computed[uses.storage_id[is_result]] = True

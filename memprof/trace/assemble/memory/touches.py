@@ -17,11 +17,9 @@ from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import NEVER, Timeline
 from memprof.trace.assemble.times import Partners
 from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_GRAD_ENABLED, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
+from memprof.trace.operator_facts import FILLS_ZEROS, GRADIENT_SUM, ZEROS, are_among
 from memprof.trace.schema import NONE, Bools, Ints, Texts
-from memprof.trace.zero_filling import FILLING, ZEROS
 
-#: Autograd's gradient accumulation, where no timed step shows whether it runs in place.
-_ACCUMULATION = "aten.add.Tensor"
 #: Size of the largest number that can be wrapped: complex128.
 _NUMBER_BYTES = 16
 
@@ -56,7 +54,7 @@ def in_place_sums(recording: Recording, lives: BlockLives, touches: Touches, par
     names = texts.look_up(recording.names, raw["name"])
     in_backward = (raw["phase"] == BACKWARD) & ((raw["flags"] & FLAG_RECOMPUTE) == 0)
     makes_graph = (raw["flags"] & FLAG_GRAD_ENABLED) != 0  # `create_graph`: the terms of a sum stay as they are
-    candidates = np.flatnonzero(in_backward & ~makes_graph & (names == _ACCUMULATION))
+    candidates = np.flatnonzero(in_backward & ~makes_graph & (names == GRADIENT_SUM))
     runs_in_place = np.zeros(recording.raw_count, dtype=np.bool_)
     runs_in_place[candidates] = _is_sum_of_gradients(recording, lives, touches, candidates)
     runs_in_place |= in_backward & _fills_zeros(touches, names)
@@ -99,9 +97,9 @@ def _is_sum_of_gradients(recording: Recording, lives: BlockLives, touches: Touch
 def _fills_zeros(touches: Touches, names: Texts) -> Bools:
     """Returns which operators fill the zeros that the operator before them made. Shape (ops,)."""
     found = np.zeros(len(names), dtype=np.bool_)
-    filling = np.flatnonzero(np.isin(names, FILLING))
+    filling = np.flatnonzero(are_among(names, FILLS_ZEROS))
     filling = filling[filling > 0]
-    filling = filling[np.isin(names[filling - 1], ZEROS)]
+    filling = filling[are_among(names[filling - 1], ZEROS)]
     made = _first_life(touches, filling - 1, WRITE)
     found[filling] = (made != NONE) & (made == _first_life(touches, filling, READ))
     return found
