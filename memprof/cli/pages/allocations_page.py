@@ -11,9 +11,9 @@ from rich.text import Text
 
 from memprof.analysis.compared.comparison import AllocationComparison
 from memprof.analysis.compared.comparison_words import difference_row, side_rows, verdict
-from memprof.cli.page import Page, make_table, printable
+from memprof.cli.page import Page, make_table
 from memprof.trace.schema import Ints
-from memprof.units import format_bytes
+from memprof.units import format_bytes, printable
 
 WIDTH, LEFT, RIGHT = 760, 64, 16
 #: Colours that differ for the colour-blind too, and on white.

@@ -18,11 +18,11 @@ from memprof.analysis.allocator.allocator_report import (
 )
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.analysis.report.moments import NO_HISTORY, describe_end, is_end_state_only
-from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.cli.page import Page, TailCell, cell, make_table
 from memprof.errors import InconclusiveError
 from memprof.trace.schema import Segments
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_bytes_change, format_percent
+from memprof.units import format_bytes, format_bytes_change, format_percent, printable
 
 _ROWS = 8
 _AS_IF = (

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from importlib.resources import files
+from typing import Any
 
 import click
 
 from memprof.errors import UsageError
+
+#: Stands in a schema's file for the keys of a table's row, which follow from its columns: ``module.NAME`` of these.
+_TABLE = "$table"
 
 
 @click.command(
@@ -26,6 +32,21 @@ def schema(name: str | None) -> None:
     if name is None:
         print("\n".join(names))
     elif name in names:
-        print((folder / f"{name}.json").read_text(encoding="utf-8"), end="")
+        print(json.dumps(with_tables(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))), indent=1))
     else:
         raise UsageError(f"There is no schema {name!r}; the schemas are {', '.join(names)}.")
+
+
+def with_tables(schema: Any) -> Any:
+    """Returns a schema as its file has it, with the keys of each table's rows from the table's columns."""
+    if isinstance(schema, list):
+        return [with_tables(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if _TABLE in schema:
+        from memprof.analysis.table import row_schema
+
+        module, _, columns = schema[_TABLE].rpartition(".")
+        found = row_schema(getattr(importlib.import_module(module), columns))
+        return found | {key: one for key, one in schema.items() if key != _TABLE}
+    return {key: with_tables(one) for key, one in schema.items()}

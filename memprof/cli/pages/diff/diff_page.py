@@ -9,7 +9,7 @@ from rich.text import Text
 
 from memprof.analysis.diff.comparison import Change, Diff
 from memprof.analysis.diff.explain import explain, modules_of
-from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.cli.page import Page, TailCell, cell, make_table
 from memprof.cli.pages.diff.diff_words import (
     TITLES,
     changed,
@@ -21,7 +21,7 @@ from memprof.cli.pages.diff.diff_words import (
     state,
     time_rows,
 )
-from memprof.units import format_bytes, format_bytes_change
+from memprof.units import format_bytes, format_bytes_change, printable
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
