@@ -67,18 +67,18 @@ class Page:
             has_colour=is_terminal and not os.environ.get("NO_COLOR"),
         )
 
-    def add(self, part: RenderableType) -> None:
+    def add(self, part: RenderableType | FactTable) -> None:
         """Adds a line of text or a table."""
-        self._parts.append(part)
+        self._parts.append(draw(part, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
 
     def add_section(self, title: str, facts: Table | FactTable, remark: str = "", even_if_empty: bool = False) -> None:
         """Adds a table under its title; skips a table without rows, unless `even_if_empty`."""
-        table = draw(facts, has_bars=self.is_terminal) if isinstance(facts, FactTable) else facts
-        if table.row_count or even_if_empty:
+        has_rows = bool(facts.rows) if isinstance(facts, FactTable) else bool(facts.row_count)
+        if has_rows or even_if_empty:
             self.add("")
             self.add(Text.assemble((printable(title), "bold"), (f"  {printable(remark)}" if remark else "", "dim")))
-        if table.row_count:
-            self.add(table)
+        if has_rows:
+            self.add(facts)
 
     def render(self) -> str:
         """Returns the page as text, without trailing blanks."""
@@ -165,7 +165,7 @@ def make_table(*headers: str) -> Table:
     return table
 
 
-def draw(facts: FactTable, *, has_bars: bool = False) -> Table:
+def draw(facts: FactTable, *, has_bars: bool) -> Table:
     """Draws a table of facts, without the columns that text has no room for."""
     places = [place for place, one in enumerate(facts.columns) if not one.is_wide and (has_bars or not one.is_bar)]
     columns = [facts.columns[place] for place in places]

@@ -6,17 +6,18 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth
-from memprof.analysis.leaks.leak import Leak, describe_holder, describe_leak, describe_rate
+from memprof.analysis.leaks.leak import describe_leak
+from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.ranks import rank_tables as tables
 from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.table import FactTable
+from memprof.cli.page import Page
 from memprof.json_values import to_json
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, printable
@@ -112,32 +113,12 @@ def _fill(page: Page, report: LeakReport, rows: int) -> None:
     if not report.leaks:
         return
     page.add(Text(describe_leak(report.leaks[0])))
-    table = make_table(">per step", ">kept", ">tensors", ">since step", "made at", "held by")
-    for leak in report.leaks[:rows]:
-        table.add_row(*_row(leak))
-    page.add(table)
-
-
-def _row(leak: Leak) -> list[Text]:
-    made = leak.line or leak.op or f"{leak.shape} {leak.dtype}".strip() or "another thread, or C++"
-    return [
-        cell(describe_rate(leak).removesuffix(" a step")),
-        cell(format_bytes(leak.kept_bytes)),
-        cell(f"{leak.tensors:,}"),
-        cell("" if leak.since_step is None else str(leak.since_step)),
-        cell(made),
-        cell("unknown" if leak.held_by is None else describe_holder(leak.held_by)),
-    ]
+    page.add(FactTable(LEAKS, report.leaks[:rows]))
 
 
 def _fill_series(page: Page, series: Series, rows: int) -> None:
     ends = ", ".join(format_bytes(size) for size in series.bytes)
     verdict = "grows from each recording to the next" if series.is_growing else "does not grow throughout"
     page.add(Text(f"Memory in use at the end {verdict}: {ends}.", style="bold"))
-    if not series.lines:
-        return
-    table: Table = make_table(*(f">{name}" for name in series.names), "allocated at")
-    for one in series.lines[:rows]:
-        place = one.line or "(before the recording)"
-        table.add_row(*(cell(format_bytes(size)) for size in one.bytes), cell(place))
-    page.add(table)
+    if series.lines:
+        page.add(series_lines(series, rows))
