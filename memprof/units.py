@@ -1,4 +1,4 @@
-"""Formats and parses bytes, microseconds and fractions; makes names printable."""
+"""Formats and parses bytes, microseconds and fractions; escapes text."""
 
 from __future__ import annotations
 
@@ -185,3 +185,8 @@ def printable(text: str) -> str:
     Names come from the recorded job: an escape sequence in one is shown, never interpreted by the terminal.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def workflow_text(text: str) -> str:
+    """Returns a text as GitHub reads it in a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

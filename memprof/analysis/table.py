@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from memprof.json_values import Json, to_json
-from memprof.units import format_bytes, format_bytes_change, format_percent, format_us, format_us_change
+from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
 
 Read = Callable[[Any], Any]
 
@@ -61,7 +61,6 @@ class Unit:
 BYTES = Unit("integer", format_bytes, is_number=True)
 BYTES_CHANGE = Unit("integer", format_bytes_change, is_number=True)
 US = Unit("number", format_us, is_number=True)
-US_CHANGE = Unit("number", format_us_change, is_number=True)
 COUNT = Unit("integer", "{:,}".format, is_number=True)
 #: A number that names something, as options take it.
 NUMBER = Unit("integer", is_number=True)

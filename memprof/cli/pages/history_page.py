@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
+from memprof.analysis.diff.diff_words import percent
 from memprof.analysis.diff.gates import Gate, measure
 from memprof.cli.page import Page, cell, make_table
-from memprof.cli.pages.diff.diff_words import percent
 from memprof.cli.pages.drawings import draw_columns
 from memprof.json_values import Json, number, to_json
 from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change, printable
