@@ -105,13 +105,13 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
             *(f"{place}. {_safe(one.sentence)}" for place, one in enumerate(causes[:5], 1)),
         ]
         parts.append("")
-    parts += _table(moments(found, has_places=False))
+    parts += table_lines(moments(found, has_places=False))
     for kind, title in TITLES.items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             summary = f"What changed, {title}, in {found.focus.name}"
             parts += ["", f"<details><summary>{html.escape(summary)}</summary>", ""]
-            parts += _table(changes)
+            parts += table_lines(changes)
             parts += ["", f"{more} more." if more else "", "</details>"]
     parts += ["", f"<sub>{html.escape(names[0])} against {html.escape(names[1])}, by memprof</sub>", MARKER]
     return "\n".join(parts) + "\n"
@@ -130,7 +130,8 @@ def _remark(level: str, verdict: Verdict) -> tuple[str, str]:
     return (level if verdict.is_failed else kind), f"{verdict.gate.text}: {verdict.describe()}"
 
 
-def _table(facts: FactTable) -> list[str]:
+def table_lines(facts: FactTable) -> list[str]:
+    """Returns the lines of a table in Markdown."""
     heads = [column.heading or "" for column in facts.columns]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' + '--:|' * (len(heads) - 1)}"]
     return lines + [f"| {' | '.join(_safe(short(cell.text)) for cell in row.cells)} |" for row in facts.rows]
