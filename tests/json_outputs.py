@@ -1,8 +1,8 @@
 """Every ``--json`` output, made by commands on the samples, and the schemas in memprof/schemas that describe them.
 
 ``python -m tests.json_outputs [NAME...]`` adds to the schemas what the outputs hold and they lack;
-what a schema allows already is kept, so that it can be widened by hand. ``{"$table": "module.COLUMNS"}`` stands for
-the rows of a table: `memprof schema` writes their keys from the columns.
+what a schema allows already is kept, so that it can be widened by hand. ``{"$keys_of": "module.NAME"}`` stands for
+the keys of a row of a table, or of a dataclass: `memprof schema` writes them from the columns or fields of that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from docs.building.workshop import Workshop
 from docs.building.workshop import run as run_command
 from memprof.cli.main import main
-from memprof.cli.verbs.schema import with_tables
+from memprof.cli.verbs.schema import whole_schema
 from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import BACKWARD, FORWARD, MIB, block, entry, segment, snapshot, write
@@ -156,8 +156,8 @@ def _commit_batches(folder: Path) -> None:
 
 
 def read_schema(name: str) -> dict[str, Any]:
-    """Returns a schema of the wheel, with the keys of its tables."""
-    found: dict[str, Any] = with_tables(_read_file(name))
+    """Returns a schema of the wheel, with the keys of its tables and dataclasses."""
+    found: dict[str, Any] = whole_schema(_read_file(name))
     return found
 
 
@@ -186,7 +186,7 @@ def widened(schema: dict[str, Any] | None, values: list[Any], tables: int = 0) -
         values: At least one value.
         tables: How many levels of objects are tables.
     """
-    if "$table" in (schema or {}):  # its keys follow from the table's columns
+    if "$keys_of" in (schema or {}):  # from the columns or fields that it names
         return dict(schema or {})
     is_new = schema is None
     found: dict[str, Any] = dict(schema or {})
