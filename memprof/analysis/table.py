@@ -5,7 +5,7 @@ A column says what a fact is called, in which unit it is and how it is read from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -180,6 +180,22 @@ class FactTable:
     def add(self, kind: str, **values: Any) -> None:
         """Adds a row below the others, of values by key; it has no others."""
         self.rows.append(Row(tuple(one.cell(values.get(one.key, Cell("")), self.whole) for one in self.columns), kind))
+
+
+def sized_parts(heading: str, parts: Mapping[str, int], whole: int) -> FactTable:
+    """Returns a table of bytes by name, with their shares of a whole.
+
+    Args:
+        heading: What the names are.
+        parts: The bytes.
+        whole: The whole.
+    """
+    columns = (
+        shown(heading, TEXT, lambda part: part[0], key="part"),
+        shown("bytes", BYTES, lambda part: part[1]),
+        shown("share", SHARE, lambda part: part[1]),
+    )
+    return FactTable(columns, parts.items(), whole)
 
 
 def record(columns: Iterable[Column], item: Any) -> Json:

@@ -14,6 +14,7 @@ from typing import Any
 
 from memprof.analysis.ranks.rank_tables import peaks
 from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.module_tree import module_tree
 from memprof.analysis.report.report import Report, build_report
 from memprof.trace.manifest import PREDICTED
@@ -282,7 +283,7 @@ def _saved(report: Report, tree_rows: int, rows: int) -> list[Html]:
     most = f"{format_bytes(summary.by_module.total_bytes)} during operator {summary.op_id:,}"
     saved = table(tables.modules(report.tree, summary.by_module, tree_rows))
     parts = [section("Saved for backward", f"Bytes saved by forward at their highest: {most}.", saved)]
-    costs = tables.recompute(report, rows)
+    costs = run_tables.recompute(report, rows)
     if costs:
         about = "Bytes that checkpointing a module would free, and the time to recompute its forward; best first."
         parts.append(section("Recompute instead of saving", f"{about} Rows may be nested.", table(costs), level=3))

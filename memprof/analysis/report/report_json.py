@@ -5,6 +5,7 @@ from __future__ import annotations
 from memprof.analysis.out_of_memory.post_mortem import PostMortem
 from memprof.analysis.ranks.rank_tables import RANKS, spreads_to_json
 from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.table_rows import find_largest
 from memprof.analysis.table import record, records
@@ -40,7 +41,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "rank": report.rank,
         "step": step.number,
         "step_time_us": number(step.duration_us),
-        "steps": records(tables.STEPS, report.steps),
+        "steps": records(run_tables.STEPS, report.steps),
         **({} if report.run is None else {"run": report.run}),
         "peak": {**record(tables.MOMENTS, report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
         "at_peak": _split(report, report.at_peak, largest),
@@ -49,9 +50,9 @@ def report_to_json(report: Report, largest: int) -> Json:
             one.category: record(tables.CATEGORIES, one) for one in tables.category_rows(report) if one.maximum
         },
         "saved": _saved(report),
-        "recompute": records(tables.RECOMPUTE, report.recompute),
+        "recompute": records(run_tables.RECOMPUTE, report.recompute),
         "recomputed_us": number(report.recomputed_us),
-        "host": records(tables.HOST, report.host),
+        "host": records(run_tables.HOST, report.host),
         "devices": [{**to_json(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
     if report.at_moment is not None:

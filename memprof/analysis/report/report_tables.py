@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,17 +13,14 @@ from memprof.analysis.report.moments import CategoryMaximum
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.sources import SourceLine
 from memprof.analysis.report.table_rows import TreeRow, choose_rows, every_row, find_largest
-from memprof.analysis.report.whole_run import DeviceUse, HostProcess
 from memprof.analysis.table import (
     BYTES,
     COUNT,
-    FIGURE,
     NAME,
     NUMBER,
     SHARE,
     TEXT,
     TEXTS,
-    TRUTH,
     US,
     Cell,
     Column,
@@ -38,8 +34,6 @@ BEFORE = "(allocated before the step)"
 NO_STACK = "(allocated before the step, or no stack)"
 OUTSIDE = "(outside any module)"
 _FRAMES_SHOWN = 6
-#: Modules that would free less than this share of the saved tensors are left out of the table.
-_WORTH_A_ROW = 0.01
 #: Sources of a smaller share of a category, which would be shown as 0.0 %, are left out.
 _LEAST_SHARE = 0.0005
 
@@ -150,7 +144,7 @@ class ModuleBytes:
             return Cell(_other(self.row.cut, "module") if self.row.cut else OUTSIDE, depth=depth)
         label, kind, count = self.tree.labels[node], self.tree.types[node], int(self.tree.counts[node])
         notes = [kind] if kind != label else []
-        return Cell(label, " ".join([*notes, *_times(count)]), depth=depth)
+        return Cell(label, " ".join([*notes, *times(count)]), depth=depth)
 
     def of_node(self, names: tuple[str, ...]) -> str | None:
         """Returns what the tree has for the module; None outside any."""
@@ -275,98 +269,10 @@ def largest(report: Report, limit: int) -> FactTable:
     return table
 
 
-RECOMPUTE = (
-    Column("module", None),
-    Column("type", None),
-    shown("module", NAME, lambda cost: " ".join([cost.module or cost.type, *_times(cost.count)]), key="name"),
-    Column("freed_bytes", "frees", BYTES),
-    Column("time_us", "recompute", US, meaning="time to repeat its forward"),
-    shown("of step", SHARE, lambda cost: cost.time_us if math.isfinite(cost.bytes_per_us) else None),
-    Column("flops", None, COUNT),
-    shown("work", FIGURE, lambda cost: _format_flops(cost.flops)),
-    shown("frees per us", BYTES, lambda cost: cost.bytes_per_us if math.isfinite(cost.bytes_per_us) else None),
-)
-
-
-def recompute(report: Report, limit: int) -> FactTable:
-    """Returns each module's recompute time and the bytes it would free, best ratio first."""
-    worth = _WORTH_A_ROW * report.saved_summary.by_module.total_bytes
-    costs = [cost for cost in report.recompute if cost.freed_bytes >= worth]
-    return FactTable(RECOMPUTE, costs[:limit], report.step.duration_us)
-
-
-_DEVICE = (shown("held by", TEXT, lambda part: part[0]), shown("bytes", BYTES, lambda part: part[1]))
-
-
-def device(use: DeviceUse) -> FactTable:
-    """Returns how the memory of a whole device is divided; the rows sum to its capacity."""
-    held = [("torch's allocator in this process (reserved)", use.reserved_bytes)]
-    if use.own_bytes is None:
-        held.append(("CUDA context, NCCL, libraries and other processes", use.other_bytes))
-    else:
-        held.append(("CUDA context, NCCL and libraries in this process", use.own_bytes))
-        held.append(("other processes", use.other_bytes))
-    held.append(("free", use.free_bytes))
-    table = FactTable((*_DEVICE, shown("share", SHARE, lambda part: part[1])), held, use.total_bytes)
-    if use.pinned_bytes:
-        table.add("rest", **{"held by": "in addition, pinned host memory"}, bytes=use.pinned_bytes)
-    return table
-
-
-HOST = (
-    Column("role", "process"),
-    Column("pid", None, NUMBER),
-    Column("maximum_rss_bytes", "resident", BYTES),
-    Column("maximum_private_bytes", "private", BYTES, meaning="resident memory not shared with other processes"),
-)
-
-
-def host(report: Report) -> FactTable:
-    """Returns the host memory of the job's processes; processes of one role share a row, of the largest."""
-    roles: dict[str, list[HostProcess]] = {}
-    for process in report.host:
-        roles.setdefault(process.role, []).append(process)
-    rows = []
-    for role, found in roles.items():
-        private = [one.maximum_private_bytes for one in found if one.maximum_private_bytes is not None]
-        name = role if len(found) == 1 else f"{len(found)} processes as {role}, largest"
-        rows.append(HostProcess(name, 0, max(one.maximum_rss_bytes for one in found), max(private, default=None)))
-    return FactTable(HOST, rows)
-
-
-def _at_peak(name: str) -> Read:
-    return lambda one: None if one.peak is None else getattr(one.peak, name)
-
-
-STEPS = (
-    Column("step", "step", NUMBER),
-    Column("kind", None),
-    shown(
-        "kind", TEXT, lambda one: one.kind.replace("_", " ") + ("" if one.is_complete else ", incomplete"), key="how"
-    ),
-    Column("complete", None, TRUTH, attrgetter("is_complete")),
-    Column("duration_us", "time", US),
-    Column("peak_allocated_bytes", "peak", BYTES, _at_peak("allocated_bytes")),
-    Column("peak_phase", "phase", TEXT, _at_peak("phase")),
-    Column("peak_op_id", None, NUMBER, _at_peak("op_id")),
-)
-
-
-def steps(report: Report) -> FactTable:
-    """Returns every step seen."""
-    return FactTable(STEPS, report.steps)
-
-
 def _other(count: int, what: str) -> str:
     return f"other ({format_count(count, what)})"
 
 
-def _times(count: int) -> list[str]:
+def times(count: int) -> list[str]:
+    """Returns ``x12`` for a module that stands for several."""
     return [f"x{count}"] if count > 1 else []
-
-
-def _format_flops(flops: int) -> str:
-    if not flops:
-        return ""
-    power = min(int(math.log10(flops) // 3), 5)
-    return f"{flops / 1000**power:.1f} {('', 'k', 'M', 'G', 'T', 'P')[power]}flop"

@@ -10,6 +10,7 @@ from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
 from memprof.analysis.ranks.rank_tables import peaks
 from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.notes import describe_steps, list_steps
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.cli.page import Page
@@ -152,8 +153,8 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     is_dry = report.manifest.backend.name == DRY_RUN
     origin = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
     for use in report.devices:
-        page.add_section(f"All of {use.device}", tables.device(use), f"at its peak, {origin}")
-    page.add_section("Host memory", tables.host(report), "peak over the whole job")
+        page.add_section(f"All of {use.device}", run_tables.device(use), f"at its peak, {origin}")
+    page.add_section("Host memory", run_tables.host(report), "peak over the whole job")
 
 
 def _add_one(page: Page, report: Report, table: str, rows: int) -> None:
@@ -182,7 +183,7 @@ def _add_saved(page: Page, report: Report, rows: int) -> None:
 
 
 def _add_recompute(page: Page, report: Report, rows: int) -> None:
-    table = tables.recompute(report, rows)
+    table = run_tables.recompute(report, rows)
     remarks = ["best first; rows may be nested"] if table else []
     if report.recomputed_us:
         remarks.append(f"{format_us(report.recomputed_us)} of it in the step already")
