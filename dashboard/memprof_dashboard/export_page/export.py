@@ -188,10 +188,20 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
         ),
         section(f"Largest storages {when}", "", table(tables.largest(report, rows or _LARGEST_ROWS))),
         *_saved(report, of_tree, rows or _ROWS),
+        *_whole_job(report),
         section("Recording details", "", recording(report)),
         *commands(report, rank),
     ]
     return "\n".join(parts)
+
+
+def _whole_job(report: Report) -> list[Html]:
+    """Returns how full the devices were, and the host memory of the job's processes."""
+    devices = [
+        section(f"All of {use.device}", "At its fullest.", table(run_tables.device(use))) for use in report.devices
+    ]
+    host = [section("Host memory", "Peak over the whole job.", table(run_tables.host(report)))] * bool(report.host)
+    return [*devices, *host]
 
 
 def _ranks(report: Report) -> list[Html]:
