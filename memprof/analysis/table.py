@@ -161,13 +161,15 @@ class FactTable:
     whole: float = 0
     rest: Callable[[Any], bool] = lambda item: False
     rows: list[Row] = field(init=False)
+    _keys: set[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Reads the cells, and leaves out the optional columns without any."""
         items = list(self.items)
-        shown = [column for column in self.columns if column.heading is not None]
-        cells = {column: [column.cell(column.value(item), self.whole) for item in items] for column in shown}
-        self.columns = tuple(one for one in shown if not one.is_optional or any(cell.text for cell in cells[one]))
+        headed = [column for column in self.columns if column.heading is not None]
+        cells = {column: [column.cell(column.value(item), self.whole) for item in items] for column in headed}
+        self._keys = {column.key for column in headed}
+        self.columns = tuple(one for one in headed if not one.is_optional or any(cell.text for cell in cells[one]))
         self.rows = [
             Row(tuple(cells[column][place] for column in self.columns), "rest" if self.rest(item) else "", item)
             for place, item in enumerate(items)
@@ -178,7 +180,13 @@ class FactTable:
         return bool(self.rows)
 
     def add(self, kind: str, **values: Any) -> None:
-        """Adds a row below the others, of values by key; it has no others."""
+        """Adds a row below the others, of values by key; it has no others.
+
+        Raises:
+            KeyError: No column has such a key.
+        """
+        if unknown := values.keys() - self._keys:
+            raise KeyError(*unknown)
         self.rows.append(Row(tuple(one.cell(values.get(one.key, Cell("")), self.whole) for one in self.columns), kind))
 
 
