@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 Json = dict[str, Any]
 
 _KEY, _CONVERT, _INLINE = "json key", "json convert", "json inline"
+_TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 #: Metadata of a field without a key of its own.
 LEFT_OUT: Mapping[str, Any] = {_KEY: None}
@@ -43,6 +45,41 @@ def or_none(value: Any) -> Any:
 def number(value: float) -> float | None:
     """Returns a JSON number; None for NaN and the infinities, which JSON lacks."""
     return value if math.isfinite(value) else None
+
+
+def fields_schema(kind: type) -> Json:
+    """Returns the JSON Schema of what ``to_json`` writes of a dataclass; any value may be unknown."""
+    hints = get_type_hints(kind)
+    properties: Json = {}
+    for field in fields(kind):
+        name = field.metadata.get(_KEY, "")
+        if _INLINE in field.metadata:
+            properties |= fields_schema(hints[field.name])["properties"]
+        elif name is not None:
+            is_same = field.metadata.get(_CONVERT) in (None, or_none)
+            properties[name or field.name] = or_null(_type_schema(hints[field.name])) if is_same else {}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def or_null(schema: Json) -> Json:
+    """Returns a schema that allows what another one does, or null."""
+    return {**schema, "type": sorted({schema["type"], "null"})} if "type" in schema else schema
+
+
+def _type_schema(hint: Any) -> Json:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return fields_schema(hint)
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    inside = [one for one in get_args(hint) if one not in (type(None), ...)]
+    origin = get_origin(hint)
+    if origin in (Union, UnionType) and len(inside) == 1:
+        return _type_schema(inside[0])
+    if origin in (tuple, list) and len(set(inside)) == 1:
+        return {"type": "array", "items": _type_schema(inside[0])}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": _type_schema(inside[1])}
+    return {}
 
 
 def to_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Formats and parses bytes, microseconds and fractions."""
+"""Formats and parses bytes, microseconds and fractions; escapes text."""
 
 from __future__ import annotations
 
@@ -177,3 +177,16 @@ def _between(low: str, high: str) -> str:
 def format_percent(fraction: float) -> str:
     """Formats a fraction as a percentage: 0.123 gives ``12.3 %``."""
     return f"{100 * fraction:.1f} %"
+
+
+def printable(text: str) -> str:
+    """Returns a text with every unprintable character escaped.
+
+    Names come from the recorded job: an escape sequence in one is shown, never interpreted by the terminal.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def workflow_text(text: str) -> str:
+    """Returns a text as GitHub reads it in a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,7 +1,8 @@
 """Every ``--json`` output, made by commands on the samples, and the schemas in memprof/schemas that describe them.
 
 ``python -m tests.json_outputs [NAME...]`` adds to the schemas what the outputs hold and they lack;
-what a schema allows already is kept, so that it can be widened by hand.
+what a schema allows already is kept, so that it can be widened by hand. ``{"$keys_of": "module.NAME"}`` stands for
+the keys of a row of a table, or of a dataclass: `memprof schema` writes them from the columns or fields of that name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from docs.building.workshop import Workshop
 from docs.building.workshop import run as run_command
 from memprof.cli.main import main
+from memprof.cli.verbs.schema import whole_schema
 from memprof.trace.schema import TABLES
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import BACKWARD, FORWARD, MIB, block, entry, segment, snapshot, write
@@ -154,7 +156,12 @@ def _commit_batches(folder: Path) -> None:
 
 
 def read_schema(name: str) -> dict[str, Any]:
-    """Returns a schema of the wheel."""
+    """Returns a schema of the wheel, with the keys of its tables and dataclasses."""
+    found: dict[str, Any] = whole_schema(_read_file(name))
+    return found
+
+
+def _read_file(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
@@ -179,6 +186,8 @@ def widened(schema: dict[str, Any] | None, values: list[Any], tables: int = 0) -
         values: At least one value.
         tables: How many levels of objects are tables.
     """
+    if "$keys_of" in (schema or {}):  # from the columns or fields that it names
+        return dict(schema or {})
     is_new = schema is None
     found: dict[str, Any] = dict(schema or {})
     types = {_type_of(value) for value in values} | set(_listed(found.get("type", [])))
@@ -251,7 +260,7 @@ def _rewrite(names: Iterable[str]) -> None:
             values = slow_values(name, workshop) if name in SLOW_OUTPUTS else values_of(name, Path(scratch))
             path = SCHEMAS / f"{name}.json"
             key = VERSION_KEYS.get(name, "schema")
-            body = nullable(widened(read_schema(name) if path.exists() else None, values))
+            body = nullable(widened(_read_file(name) if path.exists() else None, values))
             body["properties"][key] = {"const": values[0][key]}
             head = {
                 "$schema": "https://json-schema.org/draft/2020-12/schema",

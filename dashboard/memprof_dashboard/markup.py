@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+
+from memprof.analysis.table import Cell, FactTable
+from memprof.units import printable
+from memprof_dashboard.palette import fill_of
 
 #: Longest name shown in full.
 LONGEST = 90
@@ -17,26 +20,21 @@ class Html(str):
     __slots__ = ()
 
 
-def visible(text: str) -> str:
-    """Returns a text with invisible and bidirectional control characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def text(part: str) -> Html:
     """Returns a part as HTML, escaped unless it already is HTML."""
-    return part if isinstance(part, Html) else Html(html.escape(visible(part)))
+    return part if isinstance(part, Html) else Html(html.escape(printable(part)))
 
 
 def element(tag: str, *parts: str, **attributes: str) -> Html:
     """Returns an element; ``kind`` stands for the attribute ``class``."""
     named = {"class" if name == "kind" else name.replace("_", "-"): value for name, value in attributes.items()}
-    written = "".join(f' {name}="{html.escape(visible(value))}"' for name, value in named.items() if value)
+    written = "".join(f' {name}="{html.escape(printable(value))}"' for name, value in named.items() if value)
     return Html(f"<{tag}{written}>{''.join(map(text, parts))}</{tag}>")
 
 
 def name(part: str, longest: int = LONGEST, kind: str = "name") -> Html:
     """Returns a name from a trace, cut in the middle where it is long; its tooltip is longer."""
-    shown = visible(part)
+    shown = printable(part)
     if len(shown) <= longest:
         return element("span", shown, kind=kind)
     return element("span", shorten(shown, longest), kind=kind, title=shorten(shown, _LONGEST_TOOLTIP))
@@ -47,31 +45,41 @@ def shorten(part: str, longest: int) -> str:
     return part if len(part) <= longest else f"{part[: longest // 2]}…{part[-longest // 2 :]}"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], marked: dict[int, str] | None = None) -> Html:
-    """Returns a table.
-
-    Args:
-        heads: Heads of the columns; those that begin with ``>`` are of numbers.
-        rows: Cells; a cell that is not HTML is a name.
-        marked: Classes of some rows, by place.
-    """
-    kinds = ["number" if head.startswith(">") else "" for head in heads]
+def table(facts: FactTable) -> Html:
+    """Returns a table of facts."""
+    kinds = ["number" if column.unit.is_number and not column.is_bar else "" for column in facts.columns]
     top = [
-        element("th", head.removeprefix(">"), scope="col", kind=kind) for head, kind in zip(heads, kinds, strict=True)
+        element("th", column.heading or "", scope="col", kind=kind, title=column.meaning)
+        for column, kind in zip(facts.columns, kinds, strict=True)
     ]
     body = [
         element(
             "tr",
-            *(
-                element("td", cell if isinstance(cell, Html) else name(cell), kind=kind)
-                for cell, kind in zip(row, kinds, strict=True)
-            ),
-            kind=(marked or {}).get(place, ""),
+            *(element("td", _cell(cell), kind=kind) for cell, kind in zip(row.cells, kinds, strict=True)),
+            kind=row.kind,
         )
-        for place, row in enumerate(rows)
+        for row in facts.rows
     ]
     whole = element("table", element("thead", element("tr", *top)), element("tbody", *body))
     return element("div", whole, kind="table")
+
+
+def _cell(cell: Cell) -> Html:
+    fill = fill_of(cell.category)
+    if cell.bar:
+        bar = element("span", kind="bar", style=f"width:{100 * cell.bar:.1f}%;background:{fill.colour}")
+        return element("div", bar, kind="bars", aria_hidden="true")
+    if cell.category:
+        if not cell.text:
+            return Html("")
+        swatch = element("span", kind="swatch", style=f"background:{fill.colour}")
+        return element("span", swatch, name(fill.label, 40), kind="category")
+    parts = [name(cell.text)]
+    if cell.soft:
+        parts.append(name(cell.soft, 40, kind="name type"))
+    lines = [Html(" ".join(parts)), *map(name, cell.lines)]
+    found = Html("<br>".join(lines))
+    return element("div", found, style=f"padding-left:{1.3 * cell.depth:.1f}em") if cell.depth else found
 
 
 def section(title: str, about: str, *parts: str, level: int = 2) -> Html:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from memprof.analysis.table import Cell, FactTable
 from memprof_dashboard.markup import shorten
+from memprof_dashboard.palette import fill_of
 
 #: A number and its unit.
 _QUANTITY = re.compile("([+\N{MINUS SIGN}-]?\\d[\\d.,]* (?:(?:[KMGT]i)?B\\b|[mu]?s\\b|%))")
@@ -124,6 +126,36 @@ def table(heads: Sequence[str], rows: Iterable[Any], *, label: str, kind: str = 
         return html.Div(whole, className=kind, **attributes)
     drawn: Any = {"data-drawn": json.dumps(plain(whole), separators=(",", ":"), ensure_ascii=False)}
     return html.Div(className=kind, **drawn, **attributes)
+
+
+def facts(found: FactTable, *, label: str, drawn: Mapping[str, Callable[[Any], Any]] | None = None) -> html.Div:
+    """Returns a table of facts.
+
+    Args:
+        found: The table.
+        label: Its name for readers.
+        drawn: Draws the cells of some columns, by key, from what a row is about.
+    """
+    heads = [f"{'>' if column.unit.is_number else ''}{column.heading}" for column in found.columns]
+    draw = [(drawn or {}).get(column.key) for column in found.columns]
+    numeric = ["number" if column.unit.is_number else None for column in found.columns]
+    rows = []
+    for row in found.rows:
+        cells = [
+            fact(cell) if one is None or row.item is None else one(row.item)
+            for cell, one in zip(row.cells, draw, strict=True)
+        ]
+        tds = [html.Td(cell, className=kind) for cell, kind in zip(cells, numeric, strict=True)]
+        rows.append(html.Tr(tds, className={"total": "sum"}.get(row.kind)))
+    return table(heads, rows, label=label)
+
+
+def fact(cell: Cell) -> Any:
+    """Returns a cell of a table of facts."""
+    if cell.category:
+        fill = fill_of(cell.category)
+        return [html.Span(className="swatch", style={"background": fill.colour}), name(fill.label, 40)]
+    return html.Span(cell.text, title=cell.title) if cell.title else name(cell.text, 64) if cell.text else ""
 
 
 def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:

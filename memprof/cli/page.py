@@ -13,7 +13,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.table import Cell, Column, FactTable
 from memprof.cli.harmless import harmless
+from memprof.units import printable
 
 _UNCUT_WIDTH = 10_000
 #: Width of tables in a pipe, unless ``COLUMNS`` is set.
@@ -22,6 +24,19 @@ _PIPED_WIDTH = 160
 _GAP = 2
 #: A column of words is not made narrower than this in a pipe.
 _LEAST_WIDTH = 24
+_BAR_WIDTH = 16
+_COLOURS = {
+    "parameter": "blue",
+    "buffer": "bright_blue",
+    "gradient": "magenta",
+    "optimizer_state": "cyan",
+    "input": "white",
+    "activation": "green",
+    "temporary": "yellow",
+    "workspace": "bright_yellow",
+    "collective": "bright_magenta",
+    "unknown": "red",
+}
 
 
 @dataclass
@@ -52,17 +67,18 @@ class Page:
             has_colour=is_terminal and not os.environ.get("NO_COLOR"),
         )
 
-    def add(self, part: RenderableType) -> None:
+    def add(self, part: RenderableType | FactTable) -> None:
         """Adds a line of text or a table."""
-        self._parts.append(part)
+        self._parts.append(draw(part, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
 
-    def add_section(self, title: str, table: Table, remark: str = "", even_if_empty: bool = False) -> None:
+    def add_section(self, title: str, facts: Table | FactTable, remark: str = "", even_if_empty: bool = False) -> None:
         """Adds a table under its title; skips a table without rows, unless `even_if_empty`."""
-        if table.row_count or even_if_empty:
+        has_rows = bool(facts.rows) if isinstance(facts, FactTable) else bool(facts.row_count)
+        if has_rows or even_if_empty:
             self.add("")
             self.add(Text.assemble((printable(title), "bold"), (f"  {printable(remark)}" if remark else "", "dim")))
-        if table.row_count:
-            self.add(table)
+        if has_rows:
+            self.add(facts)
 
     def render(self) -> str:
         """Returns the page as text, without trailing blanks."""
@@ -138,14 +154,6 @@ class TailCell:
         yield Text(text if fits else f"…{text[len(text) - options.max_width + 1 :]}", no_wrap=True, overflow="crop")
 
 
-def printable(text: str) -> str:
-    """Returns a text with every unprintable character escaped.
-
-    Names come from the recorded job: an escape sequence in one is shown, never interpreted by the terminal.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def make_table(*headers: str) -> Table:
     """Makes a table without rules; a header that starts with ``>`` marks a right-aligned numeric column."""
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
@@ -155,6 +163,32 @@ def make_table(*headers: str) -> Table:
         else:
             table.add_column(Text(header), overflow="ellipsis")
     return table
+
+
+def draw(facts: FactTable, *, has_bars: bool) -> Table:
+    """Draws a table of facts, without the columns that text has no room for."""
+    places = [place for place, one in enumerate(facts.columns) if not one.is_wide and (has_bars or not one.is_bar)]
+    columns = [facts.columns[place] for place in places]
+    table = make_table(*(f"{'>' if one.unit.is_number and not one.is_bar else ''}{one.heading}" for one in columns))
+    for row in facts.rows:
+        cells = (_draw_cell(row.cells[place], column, row.kind) for place, column in zip(places, columns, strict=True))
+        table.add_row(*cells, style="bold" if row.kind == "total" else "")
+    return table
+
+
+def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:
+    colour = _COLOURS.get(found.category, "")
+    if column.is_bar:
+        return Text("█" * round(_BAR_WIDTH * found.bar), style=colour)
+    if column.unit.is_whole_line and not kind:
+        return TailCell(found.text)
+    style = "dim" if kind == "rest" and not column.unit.is_number else ""
+    drawn = cell("  " * found.depth + found.text, colour or style)
+    if found.soft:
+        drawn.append(f" {printable(found.soft)}", style="dim")
+    for line in found.lines:
+        drawn.append(f"\n{printable(line)}", style="dim")
+    return drawn
 
 
 def cell(text: str, style: str = "") -> Text:

@@ -18,6 +18,7 @@ from typing import Any
 
 from memprof.errors import GateFailedError, InconclusiveError, MemprofError, UsageError
 from memprof.launch.repository import Repository
+from memprof.units import workflow_text
 
 #: Variables that a job under test does not get.
 _TOKENS = ("GH_TOKEN", "GITHUB_TOKEN")
@@ -262,12 +263,7 @@ def _publish(inputs: Inputs, event: dict[str, Any], text: str) -> None:
         return
     reason = comment(where["REPOSITORY"], event["pull_request"]["number"], path, marker)
     if reason:
-        print(f"::notice title=memprof::{_escaped(f'No comment: {reason}. The job summary has it.')}", flush=True)
-
-
-def _escaped(text: str) -> str:
-    """Returns a text as GitHub reads it in a workflow command."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+        print(f"::notice title=memprof::{workflow_text(f'No comment: {reason}. The job summary has it.')}", flush=True)
 
 
 def main() -> int:
@@ -275,7 +271,7 @@ def main() -> int:
     try:
         return compare_pull_request(Inputs.read(os.environ))
     except MemprofError as error:
-        print(f"::error title=memprof::{_escaped(str(error))}", flush=True)
+        print(f"::error title=memprof::{workflow_text(str(error))}", flush=True)
         return error.exit_code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import types
 import typing
 from collections.abc import Sequence
@@ -322,3 +323,11 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
     if container in (bool, int, str) and type(value) is container:
         return value
     raise TypeError(f"{name!r} holds no {container.__name__}")
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal: ``SIGKILL``, or ``signal 77`` for one of the recording machine alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

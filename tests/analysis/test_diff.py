@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from memprof.analysis.diff import summary_model as summaries
 from memprof.analysis.diff.comparison import Diff, compare, open_side
+from memprof.analysis.diff.diff_words import moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.moved_lines import with_moved_lines
@@ -21,7 +22,6 @@ from memprof.analysis.diff.summary import Summary, read_summary, summarise, summ
 from memprof.analysis.report.splits import KINDS
 from memprof.cli.pages.diff.diff_data import diff_to_json
 from memprof.cli.pages.diff.diff_output import FORMATS, render
-from memprof.cli.pages.diff.diff_words import moved, rank_words
 from memprof.errors import InconclusiveError
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace

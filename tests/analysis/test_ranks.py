@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.ranks.rank_report import compare_ranks, job_notes, name_numbers, read_curves
-from memprof.analysis.ranks.ranks_json import ranks_to_json
+from memprof.analysis.ranks.rank_tables import ranks_to_json
 from memprof.analysis.ranks.stragglers import find_stragglers
 from memprof.trace.manifest import Capture, Manifest
 from memprof.trace.store import Trace

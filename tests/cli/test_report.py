@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory
 from memprof.trace.store import write_trace
+from memprof.units import printable
 from tests.building import Module, Op, Storage, Tables, make_tables
 from tests.trace.importers.writing import small_job, write
 

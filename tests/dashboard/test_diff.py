@@ -14,6 +14,7 @@ from hypothesis import given
 from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.diff.comparison import Change, compare
+from memprof.analysis.diff.diff_words import headline
 from memprof.analysis.diff.summary import NOTHING, summarise_step
 from memprof.analysis.plans.predict import forecast, predicted_trace
 from memprof.errors import InconclusiveError
@@ -28,7 +29,7 @@ from memprof_dashboard.pages.diff import DiffPage, _parts
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.changes import changes, fold_layers, shift, step_time, verdict
+from memprof_dashboard.views.changes import changes, fold_layers, shift, step_time
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs
 
@@ -187,10 +188,10 @@ def test_phases_are_compared_with_themselves() -> None:
     ]
     assert shift(found.peak) == "In backward of body before, in forward of head now."
     assert shift(found.phases[0]) == "Still in forward of head (aten.mm.default)."
-    assert verdict(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB; +8.00 KiB from train.py:5."
-    assert step_time(found) == "1.0 ms in the base, 1.0 ms in the other (+0.0 %)"
+    assert headline(found) == "The peak grew by 3.00 KiB (+21.4 %) to 17.00 KiB, +8.00 KiB from train.py:5."
+    assert step_time(found) == "1.0 ms in the base, 1.0 ms in the head (+0.0 %)"
     shrunk = changes(_job(16 * KIB, -2 * KIB), _job(8 * KIB, 4 * KIB))
-    assert verdict(shrunk) == "The peak shrank by 3.00 KiB (-17.6 %) to 14.00 KiB; -8.00 KiB from train.py:5."
+    assert headline(shrunk) == "The peak shrank by 3.00 KiB (-17.6 %) to 14.00 KiB, -8.00 KiB from train.py:5."
 
 
 def test_layers_that_changed_alike_share_a_row() -> None:
@@ -232,7 +233,7 @@ def test_an_equal_peak_made_of_other_things_is_no_zero() -> None:
     """The same peak allocated in another module is distinguished from no change."""
     found = changes(_job(8 * KIB, 4 * KIB), _job(8 * KIB, 4 * KIB, module="elsewhere"))
     assert found.peak.bytes == 0
-    assert verdict(found).startswith("The peak is unchanged at 14.00 KiB; its breakdown")
+    assert headline(found).startswith("The peak is the same, 14.00 KiB; its composition")
 
 
 @given(base=jobs(max_steps=1), head=jobs(max_steps=1))

@@ -146,6 +146,8 @@ def test_the_page_says_what_somebody_out_of_memory_asks() -> None:
         "Treemap at the peak",
         "Largest storages at the peak",
         "layers.0.mlp.0",
+        "Host memory",
+        "private",
         "Recording details",
         "2.13.0+cpu",
         "allocations on other threads of the job",

@@ -12,19 +12,21 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from memprof.analysis.ranks.rank_tables import peaks
+from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.module_tree import module_tree
 from memprof.analysis.report.report import Report, build_report
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, format_us
 from memprof.version import __version__
-from memprof_dashboard.export_page import export_tables as tables
 from memprof_dashboard.export_page.export_recording import commands, date_of, has_device, recording
 from memprof_dashboard.figures.boxes import treemap
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.timeline import overview, timeline
 from memprof_dashboard.figures.timeline_marks import Marks
-from memprof_dashboard.markup import Html, element, name, section, shorten, text, with_contents
+from memprof_dashboard.markup import Html, element, name, section, shorten, table, text, with_contents
 from memprof_dashboard.palette import RECOMPUTED, RECOMPUTED_COLOUR, THEMES, Theme, fill_of, phase_colours
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.views.boxes import boxes_by_module, bytes_by_node
@@ -141,7 +143,7 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
     of_tree = rows or _TREE_ROWS
     parts = [
         _headline(report),
-        *([section("Ranks", "Peak of each process of the job.", tables.ranks(report))] * bool(report.ranks)),
+        *_ranks(report),
         section(
             f"Memory during step {report.step.number}",
             "Live bytes during each operator, by category. The highest point is the exact peak; the vertical line "
@@ -159,33 +161,54 @@ def _body(report: Report, rank: Rank, rows: int | None) -> str:
         section(
             f"Live bytes {when}, by category",
             f"{place}. Every table sums to this total.",
-            tables.categories(report),
+            table(tables.categories(report)),
         ),
-        section("Peak of each phase", "", tables.phase_peaks(report), level=3),
+        section("Peak of each phase", "", table(tables.phase_peaks(report)), level=3),
         section(
             f"Live bytes {when}, by module",
             "The module that owns or allocated each storage, submodules included; identical layers share a row.",
-            tables.modules(report, shown.by_module, of_tree),
+            table(tables.modules(report.tree, shown.by_module, of_tree)),
         ),
         section(
             f"Live bytes {when}, by source line",
             "The innermost line outside torch and the standard library that allocated the storage; for allocations in "
             "backward, the line of the forward.",
-            tables.source_lines(report, rows or _ROWS),
+            table(tables.parts("by_source", shown, rows or _ROWS)),
         ),
-        section(f"Live bytes {when}, by allocating operator", "", tables.operators(report, rows or _ROWS)),
+        section(
+            f"Live bytes {when}, by allocating operator",
+            "",
+            table(tables.parts("by_op", shown, rows or _ROWS)),
+        ),
         section(
             f"Treemap {when}",
             "Area: bytes by module. Color: the module's dominant category.",
             _hint("Click a box to zoom in."),
             _plot("treemap", "live bytes by module; the table by module above has the figures"),
         ),
-        section(f"Largest storages {when}", "", tables.largest(report, rows or _LARGEST_ROWS)),
+        section(f"Largest storages {when}", "", table(tables.largest(report, rows or _LARGEST_ROWS))),
         *_saved(report, of_tree, rows or _ROWS),
+        *_whole_job(report),
         section("Recording details", "", recording(report)),
         *commands(report, rank),
     ]
     return "\n".join(parts)
+
+
+def _whole_job(report: Report) -> list[Html]:
+    """Returns how full the devices were, and the host memory of the job's processes."""
+    devices = [
+        section(f"All of {use.device}", "At its fullest.", table(run_tables.device(use))) for use in report.devices
+    ]
+    host = [section("Host memory", "Peak over the whole job.", table(run_tables.host(report)))] * bool(report.host)
+    return [*devices, *host]
+
+
+def _ranks(report: Report) -> list[Html]:
+    if report.compared is None:
+        return []
+    found = peaks(report.compared, len(report.ranks), report.rank)
+    return [section("Ranks", "Peak of each process of the job.", table(found))]
 
 
 def _phases(rank: Rank) -> Html:
@@ -268,10 +291,10 @@ def _saved(report: Report, tree_rows: int, rows: int) -> list[Html]:
     if not summary.by_module.parts:
         return []
     most = f"{format_bytes(summary.by_module.total_bytes)} during operator {summary.op_id:,}"
-    saved = tables.modules(report, summary.by_module, tree_rows)
+    saved = table(tables.modules(report.tree, summary.by_module, tree_rows))
     parts = [section("Saved for backward", f"Bytes saved by forward at their highest: {most}.", saved)]
-    costs = tables.recompute(report, rows)
+    costs = run_tables.recompute(report, rows)
     if costs:
         about = "Bytes that checkpointing a module would free, and the time to recompute its forward; best first."
-        parts.append(section("Recompute instead of saving", f"{about} Rows may be nested.", costs, level=3))
+        parts.append(section("Recompute instead of saving", f"{about} Rows may be nested.", table(costs), level=3))
     return parts

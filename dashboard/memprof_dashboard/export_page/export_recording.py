@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from datetime import UTC, datetime
 
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.report import Report
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.units import format_bytes
-from memprof_dashboard.export_page import export_tables as tables
-from memprof_dashboard.markup import Html, element, name, section, shorten, text
+from memprof_dashboard.markup import Html, element, name, section, shorten, table, text
 from memprof_dashboard.sources import Rank
 
 
@@ -48,7 +48,7 @@ def recording(report: Report) -> Html:
     spoken = [text for text in remarks if not text.startswith("not seen by ")]
     if spoken:
         pairs += [element("dt", "notes"), element("dd", element("ul", *(element("li", name(t, 600)) for t in spoken)))]
-    return Html(element("dl", *pairs) + element("h3", "Steps") + tables.steps(report))
+    return Html(element("dl", *pairs) + element("h3", "Steps") + table(run_tables.steps(report)))
 
 
 def _value(value: str) -> Html:

@@ -9,7 +9,8 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
 from memprof.analysis.compared.comparison import compare_sequences
-from memprof.analysis.compared.comparison_words import difference_row, side_rows, verdict
+from memprof.analysis.compared.comparison_words import DIFFERENCES, sides, verdict
+from memprof.analysis.table import COUNT, FactTable, shown
 from memprof.trace.files.spool import DRY_RUN
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.allocations import Aligned, allocations
@@ -44,7 +45,6 @@ class AllocationsPage:
             return missing
         real, dry = _sides(workspace, view)
         compared = _aligned(real.sequence(view.rank), dry.sequence(view.rank)).compared
-        rows = [[parts.name(cell) for cell in row] for row in side_rows(compared)]
         return html.Div(
             [
                 html.P(parts.sentence(verdict(compared), 600), className="verdict"),
@@ -60,7 +60,7 @@ class AllocationsPage:
                 *_differences(real.sequence(view.rank), dry.sequence(view.rank)),
                 html.H3("Both sides"),
                 parts.note("Requested bytes, rounded up to 512."),
-                parts.table(["", ">real", ">dry run", ">difference"], rows, label="both sides"),
+                parts.facts(sides(compared), label="both sides"),
             ],
             className="allocations",
         )
@@ -115,15 +115,12 @@ def _differences(real: AllocationSequence, dry: AllocationSequence) -> list[Any]
     found = aligned.compared.differences
     if not found:
         return [parts.note("Every allocation is equal, in the same order.")]
-    rows = [
-        [*(parts.name(cell) for cell in difference_row(one)), f"{aligned.first_at(one):,}"]
-        for one in found[:_MOST_ROWS]
-    ]
-    heads = ["in the dry run", ">times", ">real", ">dry run", "operator", "line", ">first at"]
-    left_out = len(found) - len(rows)
+    columns = (*DIFFERENCES, shown("first at", COUNT, aligned.first_at))
+    table = FactTable(columns, found[:_MOST_ROWS])
+    left_out = len(found) - len(table.rows)
     return [
         html.H3("Differences"),
-        parts.table(heads, rows, label="differences"),
+        parts.facts(table, label="differences"),
         *(
             [parts.note(f"{left_out:,} more kinds of differences, smaller than these, are not listed.")]
             if left_out

@@ -8,10 +8,12 @@ import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.diff_tables import all_parts, moments, part_name
+from memprof.analysis.diff.diff_words import TITLES, headline
 from memprof.analysis.diff.explain import explain
-from memprof.analysis.diff.summary import NOTHING, PEAK
+from memprof.analysis.diff.summary import PEAK
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_bytes_change
+from memprof.units import format_bytes_change
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.bars import bars_height, change_bars
 from memprof_dashboard.figures.boxes import changed
@@ -21,7 +23,7 @@ from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.changes import changed_boxes, changes, pair_at, shift, step_time, verdict
+from memprof_dashboard.views.changes import changed_boxes, changes, pair_at, shift, step_time
 
 _MOMENT = "diff-moment"
 _PARTS = "diff-parts"
@@ -36,14 +38,8 @@ _BY = "diff-by"
 _MOST_ROWS = 15
 _MOST_BARS = 10
 _BOXES_HEIGHT = {"height": "360px"}
-
-#: Breakdowns of a moment: heading, and the label of bytes without such an attribute.
-_KINDS = {
-    "category": ("by category", "unknown"),
-    "module": ("by module", "outside any module"),
-    "op": ("by allocating operator", "allocated before the step"),
-    "source": ("by line of code", "allocated before the step, or no stack"),
-}
+#: Breakdowns of a moment; storages have no table here.
+_KINDS = {kind: title for kind, title in TITLES.items() if kind != "storage"}
 
 
 class DiffPage:
@@ -72,12 +68,12 @@ class DiffPage:
         ]
         return html.Div(
             [
-                html.P(parts.sentence(verdict(found), 600), className="verdict"),
+                html.P(parts.sentence(headline(found), 600), className="verdict"),
                 html.Dl(
                     [
                         html.Dt("base"),
                         html.Dd(parts.name(names[0])),
-                        html.Dt("other"),
+                        html.Dt("head"),
                         html.Dd(parts.name(names[1])),
                         html.Dt("peak"),
                         html.Dd(parts.name(shift(found.peak), 400)),
@@ -167,7 +163,7 @@ def _around(found: Diff) -> list[Any]:
     if rows:
         made += [
             html.P("The recording conditions differ, which may explain the changes:", className="warning"),
-            parts.table(["condition", "base", "other"], rows, label="differences in recording conditions"),
+            parts.table(["condition", "base", "head"], rows, label="differences in recording conditions"),
         ]
     named = {one.what.replace(" ", "-") for one in found.differences} | {"plan"}
     causes = [cause.sentence for cause in explain(found) if cause.kind not in named]
@@ -180,23 +176,7 @@ def _around(found: Diff) -> list[Any]:
 
 
 def _phase_table(found: Diff) -> Any:
-    rows = [
-        [
-            "peak" if pair.name == PEAK else pair.name,
-            _size(pair.base_bytes, is_there=pair.base is not None),
-            _size(pair.head_bytes, is_there=pair.head is not None),
-            _change(pair.bytes),
-            f"{100 * pair.bytes / pair.base_bytes:+.1f} %" if pair.base_bytes and pair.bytes else "",
-            parts.name(shift(pair), 300),
-        ]
-        for pair in (found.peak, *found.phases)
-    ]
-    heads = ["peak of", ">base", ">other", ">change", ">relative", "where"]
-    return parts.table(heads, rows, label="peak of each phase")
-
-
-def _size(count: int, *, is_there: bool) -> Any:
-    return html.Span(format_bytes(count), title=f"{count:,} bytes") if is_there else "not run"
+    return parts.facts(moments(found), label="peak of each phase", drawn={"change": lambda pair: _change(pair.bytes)})
 
 
 def _change(count: int) -> Any:
@@ -223,44 +203,23 @@ def _parts(pair: Pair) -> list[Any]:
         )
     ]
     tables = [
-        html.Div([html.H4(f"{heading[0].upper()}{heading[1:]}"), _part_table(pair, kind, nothing)])
-        for kind, (heading, nothing) in _KINDS.items()
+        html.Div(
+            [
+                html.H4(f"{title[0].upper()}{title[1:]}"),
+                parts.facts(
+                    all_parts(pair, kind, _MOST_ROWS),
+                    label=f"change {title}",
+                    drawn={"change_bytes": lambda one: _change(one.bytes)},
+                ),
+            ]
+        )
+        for kind, title in _KINDS.items()
     ]
     return [
         parts.note(shift(pair)),
         html.Div(bars, className="halves even"),
         html.Div(tables, className="halves even"),
     ]
-
-
-def _part_table(pair: Pair, kind: str, nothing: str) -> Any:
-    shown, rest = pair.parts[kind][:_MOST_ROWS], pair.parts[kind][_MOST_ROWS:]
-    rows = [_part_row(_name_of(part, kind, nothing), part) for part in shown]
-    if rest:
-        base, head = sum(part.base for part in rest), sum(part.head for part in rest)
-        rows.append(_part_row(f"{len(rest):,} others", Change("", base, head)))
-    whole = Change("", pair.base_bytes, pair.head_bytes)
-    kind_head = _KINDS[kind][0].removeprefix("by ")
-    total = html.Tr(
-        [html.Td(cell, className="number" if at else None) for at, cell in enumerate(_part_row("all", whole))],
-        className="sum",
-    )
-    return parts.table([kind_head, ">base", ">other", ">change"], [*rows, total], label=f"change {_KINDS[kind][0]}")
-
-
-def _part_row(name: str, part: Change) -> list[Any]:
-    return [
-        parts.name(name, 64),
-        format_bytes(part.base),
-        format_bytes(part.head),
-        _change(part.bytes),
-    ]
-
-
-def _name_of(part: Change, kind: str, nothing: str) -> str:
-    if part.name == NOTHING:
-        return nothing
-    return fill_of(part.name).label if kind == "category" else part.name.removesuffix(".default")
 
 
 def _bar_parts(pair: Pair, kind: str) -> list[Change]:
@@ -275,7 +234,7 @@ def _bar_parts(pair: Pair, kind: str) -> list[Change]:
 
 def _bars(pair: Pair, kind: str, theme: Any) -> Any:
     shown = _bar_parts(pair, kind)
-    names = [_name_of(part, kind, _KINDS[kind][1]) for part in shown]
+    names = [fill_of(one.name).label if kind == "category" else part_name(kind, one).text for one in shown]
     return change_bars(names, np.array([part.bytes for part in shown], dtype=np.int64), theme_of(theme))
 
 

@@ -8,15 +8,16 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html, no_update
 
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
-from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
+from memprof.analysis.leaks.leak import Leak, describe_holder
+from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
 from memprof.analysis.leaks.leaks import LeakReport
+from memprof.analysis.table import FactTable
 from memprof.trace.schema import StepPeaks
-from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_sentence, theme_of
-from memprof_dashboard.palette import Theme, fill_of
+from memprof_dashboard.palette import Theme
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
@@ -78,12 +79,18 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
             else "Record more steps (memprof record --steps 10), or the whole run (memprof record --light)."
         )
         return [html.P(describe_growth(report.growth), className="verdict"), *graph, parts.note(remark)]
-    rows = [_row(leak, last) for leak in report.leaks[:_MOST_ROWS]]
-    heads = [">per step", ">kept", ">tensors", ">since step", "made at", "held by", "tensor"]
+    table = parts.facts(
+        FactTable(LEAKS, report.leaks[:_MOST_ROWS]),
+        label="what stays from step to step",
+        drawn={
+            "made at": lambda leak: _made_at(leak, last),
+            "held by": lambda leak: parts.with_code(describe_holder(leak.held_by) if leak.held_by else "unknown", 160),
+        },
+    )
     return [
         html.P(describe_growth(report.growth), className="verdict"),
         *graph,
-        parts.table(heads, rows, label="what stays from step to step"),
+        table,
         parts.note(
             "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "
             "one of the tensors."
@@ -95,21 +102,10 @@ def _drawn(title: str, figure: Any) -> list[Any]:
     return [html.H4(title), dcc.Graph(figure=figure, config=CONFIG | {"displayModeBar": False}, style=_HEIGHT)]
 
 
-def _row(leak: Leak, last: int) -> list[Any]:
-    made: Any = leak.line or leak.op or "unknown"
+def _made_at(leak: Leak, last: int) -> Any:
     if leak.line and last >= 0:
-        made = parts.jump(leak.line, title="show these tensors", find=leak.line, at=last, by="line", side="table")
-    tensor = " ".join(part for part in (leak.shape, leak.dtype) if part)
-    held = "unknown" if leak.held_by is None else describe_holder(leak.held_by)
-    return [
-        html.Span(describe_rate(leak).removesuffix(" a step"), title=f"{leak.bytes_per_step:,} B"),
-        html.Span(format_bytes(leak.kept_bytes), title=f"{leak.kept_bytes:,} B"),
-        f"{leak.tensors:,}",
-        "before" if leak.since_step is None else str(leak.since_step),
-        made,
-        parts.with_code(held, 160),
-        parts.name(f"{fill_of(leak.category).label}{tensor and f', {tensor}'}", 80),
-    ]
+        return parts.jump(leak.line, title="show these tensors", find=leak.line, at=last, by="line", side="table")
+    return parts.name(leak.line or leak.op or "unknown")
 
 
 @lru_cache(maxsize=4)
@@ -124,19 +120,9 @@ def _series(ranks: tuple[Rank, ...], theme: Theme) -> list[Any]:
         if series.is_growing
         else "Memory in use at the end does not grow from each open recording to the next."
     )
-    rows = [
-        [
-            parts.name(line.line or "allocated before recording", 80),
-            format_bytes(line.bytes[0]),
-            format_bytes(line.bytes[-1]),
-            format_bytes_change(line.bytes[-1] - line.bytes[0]),
-        ]
-        for line in series.lines[:_MOST_ROWS]
-    ]
-    heads = ["line that always grows", ">first", ">last", ">change"]
     return [
         html.H3("Open recordings, in order"),
         html.P(sentence),
         *_drawn("In use at the end", growth_bars(series.names, series.bytes, theme)),
-        *([parts.table(heads, rows, label="lines that always grow")] if rows else []),
+        *([parts.facts(series_lines(series, _MOST_ROWS), label="lines that always grow")] if series.lines else []),
     ]

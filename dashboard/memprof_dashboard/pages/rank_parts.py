@@ -6,15 +6,15 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from memprof.analysis.ranks.rank_report import RankComparison, Spread, compare_ranks, job_notes
-from memprof.analysis.ranks.stragglers import Stragglers, find_stragglers
+from memprof.analysis.ranks import rank_tables as tables
+from memprof.analysis.ranks.rank_report import RankComparison, compare_ranks, job_notes
+from memprof.analysis.ranks.stragglers import find_stragglers
+from memprof.analysis.table import FactTable
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import mesh_figure
 from memprof_dashboard.figures.shared import CONFIG, message
 from memprof_dashboard.page import theme_of
-from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.mesh import (
@@ -127,73 +127,27 @@ def summed_up(trace: Trace) -> list[Any]:
         ("Spread by category", compared.categories, "category"),
         ("Spread by module", compared.modules, "module"),
     ):
-        shown += _section(title, _spreads(spreads, head))
-    shown += _section("Stragglers at collectives", _stragglers(found), found.describe_clocks())
+        shown += _section(title, tables.spreads(spreads, head, MOST_ROWS), f"spread of ranks by {head}")
+    late = tables.stragglers(found, MOST_ROWS)
+    shown += _section("Stragglers at collectives", late, "stragglers at collectives", found.describe_clocks())
+    waits = tables.late_collectives(found, MOST_ROWS)
+    shown += _section("Longest waits at collectives", waits, "longest waits at collectives")
     return shown
 
 
 def peaks_of_many(compared: RankComparison, button: Any) -> Any:
-    """Returns the table of the ranks with the highest peaks.
+    """Returns the table of the ranks with the highest peaks, and the lowest.
 
     Args:
         compared: The ranks.
         button: Makes the button that goes to a rank, of its number.
     """
-    known = [one for one in compared.ranks if one.peak_bytes is not None]
-    ordered = sorted(known, key=lambda one: (-(one.peak_bytes or 0), one.rank))
-    median = 0 if compared.peak is None else compared.peak.median
-    rows = [
-        [
-            button(one.rank),
-            parts.name(one.node, 40),
-            html.Span(format_bytes(one.peak_bytes or 0), title=f"{one.peak_bytes:,} bytes"),
-            format_bytes_change((one.peak_bytes or 0) - median),
-            one.phase,
-            parts.name(one.module, 40),
-        ]
-        for one in ordered[:MOST_RANKS]
-    ]
-    heads = ["rank", "node", ">peak", ">vs median", "phase", "module"]
-    return parts.table(heads, rows, label=f"{len(rows)} highest peaks of {len(compared.ranks):,} ranks")
+    label = f"highest peaks of {len(compared.ranks):,} ranks"
+    return parts.facts(tables.peaks(compared, MOST_RANKS), label=label, drawn={"rank": lambda one: button(one.rank)})
 
 
-def _section(title: str, rows: Any, remark: str = "") -> list[Any]:
-    if rows is None:
+def _section(title: str, table: FactTable, label: str, remark: str = "") -> list[Any]:
+    if not table:
         return []
-    return [html.H3(title, className="ranks-title"), *([parts.note(remark)] if remark else []), rows]
-
-
-def _spreads(spreads: tuple[Spread, ...], head: str) -> Any:
-    rows = [
-        [
-            parts.name(fill_of(one.name).label if head == "category" else one.name or "(outside any module)", 60),
-            format_bytes(one.least),
-            format_bytes(one.median),
-            format_bytes(one.most),
-            format_bytes(one.bytes),
-            f"rank {one.most_rank}",
-        ]
-        for one in spreads
-        if one.bytes
-    ]
-    if not rows:
-        return None
-    heads = [head, ">lowest", ">median", ">highest", ">spread", "highest on"]
-    return parts.table(heads, rows[:MOST_ROWS], label=f"spread of ranks by {head}")
-
-
-def _stragglers(found: Stragglers) -> Any:
-    rows = [
-        [
-            f"rank {one.rank}",
-            f"{one.times_last:,} of {one.collectives:,}, {format_percent(one.times_last / one.collectives)}",
-            format_us(one.kept_waiting_us),
-            format_us(one.waited_us),
-        ]
-        for one in found.ranks
-        if one.times_last
-    ]
-    if not rows:
-        return None
-    heads = ["rank", ">arrived last", ">behind median", ">own wait"]
-    return parts.table(heads, rows[:MOST_ROWS], label="stragglers at collectives")
+    notes = [parts.note(remark)] if remark else []
+    return [html.H3(title, className="ranks-title"), *notes, parts.facts(table, label=label)]

@@ -12,12 +12,12 @@ import numpy as np
 
 from memprof.analysis.diff.comparison import Change, Diff, Pair, compare
 from memprof.analysis.diff.moved_lines import moved_lines
-from memprof.analysis.diff.summary import NOTHING, OTHERS, PEAK, Summary, summarise_step
+from memprof.analysis.diff.summary import PEAK, Summary, summarise_step
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import NONE
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
-from memprof.units import format_bytes, format_bytes_change, format_us
+from memprof.units import format_us
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.views.boxes import OUTSIDE, bytes_by_node, largest_nodes
 from memprof_dashboard.views.code_boxes import bytes_by_path
@@ -88,31 +88,11 @@ def fold_layers(found: Sequence[Change], rank: Rank) -> tuple[Change, ...]:
     return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
 
 
-def verdict(found: Diff) -> str:
-    """Returns the change of the peak as a sentence: ``The peak grew by 1.90 GiB (+2.6 %) to 74.10 GiB``."""
-    pair = found.peak
-    size = format_bytes(pair.head_bytes)
-    if found.is_unchanged:
-        return (
-            f"Nothing changed: the peak is {size}, and every phase's peak has the same breakdown by category, module, "
-            "operator and line."
-        )
-    if not pair.bytes:
-        return f"The peak is unchanged at {size}; its breakdown, or the peak of another phase, differs."
-    share = f" ({100 * pair.bytes / pair.base_bytes:+.1f} %)" if pair.base_bytes else ""
-    words = f"The peak {'grew' if pair.bytes > 0 else 'shrank'} by {format_bytes(abs(pair.bytes))}{share} to {size}"
-    # Only a line that changed in the peak's direction explains it.
-    lines = (part for part in found.focus.parts["source"] if part.name not in (NOTHING, OTHERS))
-    first = next((part for part in lines if part.bytes * pair.bytes > 0), None)
-    made = f"; {format_bytes_change(first.bytes)} from {first.name}" if first is not None else ""
-    return f"{words}{made}."
-
-
 def shift(pair: Pair) -> str:
     """Returns whether the moments of a pair are in the same phase and module."""
     base, head = pair.base, pair.head
     if base is None:
-        return "Only in the other recording." if head is not None else "In neither recording."
+        return "Only in the head." if head is not None else "In neither recording."
     if head is None:
         return "Only in the base."
     if base.place != head.place:
@@ -128,7 +108,7 @@ def step_time(found: Diff) -> str:
     if math.isnan(base) or math.isnan(head):
         return "not measured in both: let the job run at least two steps beyond the window"
     share = f" ({100 * (head - base) / base:+.1f} %)" if base else ""
-    return f"{format_us(base)} in the base, {format_us(head)} in the other{share}"
+    return f"{format_us(base)} in the base, {format_us(head)} in the head{share}"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 from dash import html
 
 from memprof.analysis.plans.compare_planners import Point
+from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.analysis.plans.verify import describe_short
-from memprof.planners.base import planner_types
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_count, format_us
@@ -249,34 +249,8 @@ def run_table(runs: tuple[Run, ...]) -> list[Any]:
 
 def planner_table(points: tuple[Point, ...]) -> list[Any]:
     """Returns what every planner needs at every budget, and what the planners do."""
-    shares = sorted({point.share for point in points}, reverse=True)
-    rows: list[list[Any]] = []
-    for name in dict.fromkeys(point.planner for point in points):
-        own = {point.share: point for point in points if point.planner == name}
-        longest = max(point.took_s for point in own.values())
-        rows.append([name, *(_entry(own.get(share)) for share in shares), f"{longest:.1f} s"])
-    kinds = [[kind.name, kind.summary, kind.source] for kind in planner_types()]
-    heads = ["planner", *(f">{share:.0%}" for share in shares), ">longest search"]
     return [
-        parts.note(
-            "Overhead over the recorded step time. *: proved optimal; -: no schedule found; x: proved infeasible."
-        ),
-        parts.table(heads, rows, label="overhead by planner and budget"),
-        html.Details(
-            [
-                html.Summary("planners"),
-                parts.table(["planner", "description", "source"], kinds, label="planners"),
-            ],
-            className="as-table",
-        ),
+        parts.note(f"Overhead over the recorded step time. {MARKS}."),
+        parts.facts(overheads(points), label="overhead by planner and budget"),
+        html.Details([html.Summary("planners"), parts.facts(planners(), label="planners")], className="as-table"),
     ]
-
-
-def _entry(point: Point | None) -> Any:
-    if point is None:
-        return ""
-    if math.isnan(point.overhead):
-        text = "x" if point.status == "infeasible" else "-"
-    else:
-        text = f"{100 * point.overhead:.1f} %" + ("*" if point.status == "optimal" else "")
-    return html.Span(text, title=point.reason)

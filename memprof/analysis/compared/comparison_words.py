@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
-from memprof.analysis.compared.comparison import AllocationComparison, Difference, peak_allocation
+from memprof.analysis.compared.comparison import AllocationComparison, peak_allocation
+from memprof.analysis.table import BYTES, COUNT, FIGURE, NAME, TEXT, FactTable, shown
 from memprof.json_values import Json, to_json
 from memprof.units import format_bytes, format_bytes_change
 
@@ -24,8 +25,16 @@ def verdict(compared: AllocationComparison) -> str:
     return ", ".join(parts)
 
 
-def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]:
-    """Returns both sides' figures: what, of the real run, of the dry run, and the difference."""
+_SIDES = (
+    shown("", TEXT, lambda row: row[0], key="what"),
+    shown("real", FIGURE, lambda row: row[1]),
+    shown("dry run", FIGURE, lambda row: row[2]),
+    shown("difference", FIGURE, lambda row: row[3]),
+)
+
+
+def sides(compared: AllocationComparison) -> FactTable:
+    """Returns both sides' figures, and their differences."""
     real, dry = compared.real, compared.dry
     rows = [("allocations", f"{len(real):,}", f"{len(dry):,}", _difference(len(dry) - len(real)))]
     for what, one, other in (
@@ -37,33 +46,25 @@ def side_rows(compared: AllocationComparison) -> list[tuple[str, str, str, str]]
         ("reserved at the end", real.end_reserved_bytes, dry.end_reserved_bytes),
     ):
         if one >= 0 and other >= 0:
-            rows.append(
-                (
-                    what,
-                    format_bytes(one),
-                    format_bytes(other),
-                    "equal" if one == other else _with_minus(format_bytes_change(other - one)),
-                )
-            )
+            apart = "equal" if one == other else _with_minus(format_bytes_change(other - one))
+            rows.append((what, format_bytes(one), format_bytes(other), apart))
     segments = _difference(dry.segments - real.segments)
-    return [
-        *rows,
+    rows += [
         ("segments at the end", f"{real.segments:,}", f"{dry.segments:,}", segments),
         ("peak in", peak_allocation(real), peak_allocation(dry), ""),
         ("torch", real.torch, dry.torch, ""),
     ]
+    return FactTable(_SIDES, rows)
 
 
-def difference_row(one: Difference) -> tuple[str, str, str, str, str, str]:
-    """Returns a kind of difference: what it is, how often, bytes of both sides, operator and line."""
-    return (
-        one.kind,
-        f"{one.count:,}",
-        format_bytes(one.real_bytes) if one.real_bytes else "",
-        format_bytes(one.dry_bytes) if one.dry_bytes else "",
-        f"{one.operator or 'unknown'}{', backward' if one.is_backward else ''}",
-        one.place,
-    )
+DIFFERENCES = (
+    shown("in the dry run", TEXT, lambda one: one.kind),
+    shown("times", COUNT, lambda one: one.count),
+    shown("real", BYTES, lambda one: one.real_bytes or None),
+    shown("dry run", BYTES, lambda one: one.dry_bytes or None),
+    shown("operator", TEXT, lambda one: f"{one.operator or 'unknown'}{', backward' if one.is_backward else ''}"),
+    shown("line", NAME, lambda one: one.place),
+)
 
 
 def change(value: int, unit: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.json_values import key, or_none
 from memprof.phases import in_order
 from memprof.trace.files.coded import Coded
 from memprof.trace.files.spool import DRY_RUN
@@ -40,17 +39,17 @@ class RankPeak:
     """
 
     rank: int
-    node: str = field(metadata=key(convert=or_none))
+    node: str
     device: str
     step: int | None
-    peak_bytes: int | None = field(metadata=key("peak_allocated_bytes"))
-    reserved_bytes: int | None = field(metadata=key("peak_reserved_bytes"))
-    op_id: int | None = field(metadata=key("peak_op_id"))
-    phase: str = field(metadata=key("peak_phase", or_none))
-    op: str = field(metadata=key("peak_op", or_none))
-    module: str = field(metadata=key("peak_module", or_none))
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    op_id: int | None
+    phase: str
+    op: str
+    module: str
     step_time_us: float
-    ends_at: str = field(metadata=key("ends_early", or_none))
+    ends_at: str
     same_ranks: tuple[int, ...] = ()
 
 
@@ -67,10 +66,10 @@ class Spread:
         most_rank: Rank with the maximum, likewise.
     """
 
-    name: str = field(metadata=key(convert=or_none))
-    least: int = field(metadata=key("least_bytes"))
-    median: int = field(metadata=key("median_bytes"))
-    most: int = field(metadata=key("most_bytes"))
+    name: str
+    least: int
+    median: int
+    most: int
     least_rank: int
     most_rank: int
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.analysis.report.sources import SourceLine, Sources, source_to_json
-from memprof.json_values import LEFT_OUT, inline, key
+from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.json_values import key
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
 from memprof.trace.schema import NONE, AllocatorEvents, Segments, Storages
 from memprof.trace.step import Step
@@ -36,8 +36,8 @@ class Moment:
     phase: str
     op: str
     module: str | None
-    module_title: str | None = field(metadata=LEFT_OUT)
-    source: SourceLine | None = field(metadata=inline(source_to_json))
+    module_title: str | None
+    source: SourceLine | None
     allocated_bytes: int
 
     def describe(self) -> str:
@@ -57,7 +57,7 @@ class CategoryMaximum:
         op_id: The first operator that reaches it.
     """
 
-    category: str = field(metadata=LEFT_OUT)
+    category: str
     maximum_bytes: int
     op_id: int
 

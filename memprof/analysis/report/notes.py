@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.manifest import Capture, Manifest
+from memprof.trace.manifest import Capture, Manifest, signal_name
 from memprof.trace.schema import Steps
 from memprof.trace.step import Step
 from memprof.units import format_bytes, format_bytes_alike
@@ -65,18 +64,11 @@ def _incomplete(capture: Capture) -> str:
     end = f": it ends in {capture.ends_at}" if capture.ends_at else ""
     reasons = [capture.reason] if capture.reason else []
     if capture.exit_status is not None and capture.exit_status < 0:
-        reasons.append(_signal_name(-capture.exit_status))
+        reasons.append(signal_name(-capture.exit_status))
     elif capture.exit_status:
         reasons.append(f"exit status {capture.exit_status}")
     reason = f" ({', '.join(reasons)})" if reasons else ""
     return f"the capture is incomplete{end}{reason}."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a signal of the recording machine, unknown on this one
-        return f"signal {number}"
 
 
 def _short(text: str) -> str:

@@ -82,25 +82,6 @@ class StepSummary:
     peak: Moment | None
 
 
-@dataclass(frozen=True)
-class RankSummary:
-    """One process of a distributed job.
-
-    Attributes:
-        rank: Its rank.
-        node: Its machine, "" where unknown.
-        device: Device of its storages, such as ``cuda:0``.
-        peak: The peak of its fullest step, without the line of code; None where it ran no operators.
-        step_time_us: Duration of that step without the recorder, NaN where there is none.
-    """
-
-    rank: int
-    node: str
-    device: str
-    peak: Moment | None
-    step_time_us: float
-
-
 @dataclass(frozen=True, eq=False)
 class MomentSplit:
     """Live memory at one moment, split every way; each split sums to ``moment.allocated_bytes``.
@@ -136,8 +117,6 @@ class Report:
         path: The trace, as it was named.
         manifest: The recording's manifest.
         rank: The reported rank.
-        ranks: A summary of each rank, empty for a single-rank job.
-        worst_rank: The rank with the highest peak, None for a single-rank job.
         compared: Comparison of the ranks, None for a single-rank job.
         steps: All steps seen.
         step_peaks: Peak by step number, in order, for the steps that count towards the run's peak.
@@ -166,8 +145,6 @@ class Report:
     path: str
     manifest: Manifest
     rank: int
-    ranks: tuple[RankSummary, ...]
-    worst_rank: int | None
     compared: RankComparison | None
     steps: tuple[StepSummary, ...]
     step_peaks: dict[int, int]
@@ -197,6 +174,11 @@ class Report:
         """The moment shown in the tables."""
         return self.at_moment or self.at_peak
 
+    @property
+    def ranks(self) -> tuple[RankPeak, ...]:
+        """Each rank at its peak, empty for a single-rank job."""
+        return () if self.compared is None else self.compared.ranks
+
 
 def build_report(
     trace: Trace,
@@ -225,8 +207,7 @@ def build_report(
 
         compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
         notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
-    worst_rank = None if compared is None else compared.worst
-    chosen = rank if rank is not None else worst_rank
+    chosen = compared.worst if rank is None and compared is not None else rank
     if chosen is not None:
         trace = trace.rank_trace(chosen)
     step = trace.fullest_step() if step_number is None else trace.step(step_number)
@@ -249,8 +230,6 @@ def build_report(
         path=str(trace.path),
         manifest=trace.manifest,
         rank=trace.rank,
-        ranks=() if compared is None else tuple(_summarise_rank(one) for one in compared.ranks),
-        worst_rank=worst_rank,
         compared=compared,
         steps=_summarise_steps(trace, sources),
         step_peaks=trace.step_peaks(),
@@ -322,22 +301,6 @@ def _summarise_steps(trace: Trace, sources: Sources) -> tuple[StepSummary, ...]:
         )
         for row in np.argsort(steps.step, kind="stable").tolist()
     )
-
-
-def _summarise_rank(one: RankPeak) -> RankSummary:
-    if one.peak_bytes is None or one.step is None or one.op_id is None:
-        return RankSummary(one.rank, one.node, one.device, None, float("nan"))
-    peak = Moment(
-        step=one.step,
-        op_id=one.op_id,
-        phase=one.phase,
-        op=one.op,
-        module=one.module or None,
-        module_title=one.module or None,
-        source=None,
-        allocated_bytes=one.peak_bytes,
-    )
-    return RankSummary(one.rank, one.node, one.device, peak, one.step_time_us)
 
 
 def _reserved_bytes(step: Step) -> int | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from memprof.analysis.out_of_memory.post_mortem import PostMortem
-from memprof.analysis.ranks.ranks_json import spreads_to_json
-from memprof.analysis.report.breakdown import Breakdown
-from memprof.analysis.report.module_tree import ModuleTree
-from memprof.analysis.report.report import MomentSplit, RankSummary, Report
-from memprof.analysis.report.sources import source_to_json
-from memprof.analysis.report.table_rows import bytes_by_node, find_largest
+from memprof.analysis.ranks.rank_tables import RANKS, spreads_to_json
+from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
+from memprof.analysis.report.report import MomentSplit, Report
+from memprof.analysis.report.table_rows import find_largest
+from memprof.analysis.table import record, records
 from memprof.json_values import Json, number, to_json
 from memprof.policies.plan.plan_tables import policy_tables
 
@@ -43,39 +41,26 @@ def report_to_json(report: Report, largest: int) -> Json:
         "rank": report.rank,
         "step": step.number,
         "step_time_us": number(step.duration_us),
-        "steps": [
-            {
-                "step": one.step,
-                "kind": one.kind,
-                "complete": one.is_complete,
-                "duration_us": number(one.duration_us),
-                "peak_allocated_bytes": one.peak.allocated_bytes if one.peak else None,
-                "peak_phase": one.peak.phase if one.peak else None,
-                "peak_op_id": one.peak.op_id if one.peak else None,
-            }
-            for one in report.steps
-        ],
+        "steps": records(run_tables.STEPS, report.steps),
         **({} if report.run is None else {"run": report.run}),
-        "peak": {**to_json(report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
+        "peak": {**record(tables.MOMENTS, report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
         "at_peak": _split(report, report.at_peak, largest),
-        "phases": {moment.phase: to_json(moment) for moment in report.phase_peaks},
-        "categories": to_json(report.category_maxima),
+        "phases": {moment.phase: record(tables.MOMENTS, moment) for moment in report.phase_peaks},
+        "categories": {
+            one.category: record(tables.CATEGORIES, one) for one in tables.category_rows(report) if one.maximum
+        },
         "saved": _saved(report),
-        "recompute": [
-            {"module": report.tree.names[cost.node], "type": report.tree.types[cost.node], **to_json(cost)}
-            for cost in report.recompute
-        ],
+        "recompute": records(run_tables.RECOMPUTE, report.recompute),
         "recomputed_us": number(report.recomputed_us),
-        "host": to_json(report.host),
+        "host": records(run_tables.HOST, report.host),
         "devices": [{**to_json(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
     if report.at_moment is not None:
-        result["moment"] = to_json(report.at_moment.moment)
+        result["moment"] = record(tables.MOMENTS, report.at_moment.moment)
         result["at_moment"] = _split(report, report.at_moment, largest)
-    if report.ranks:
-        result["ranks"] = [_rank(one) for one in report.ranks]
-        result["worst_rank"] = report.worst_rank
     if report.compared is not None:
+        result["ranks"] = records(RANKS, report.ranks)
+        result["worst_rank"] = report.compared.worst
         result |= spreads_to_json(report.compared)
     return result
 
@@ -86,45 +71,10 @@ def _split(report: Report, split: MomentSplit, largest: int) -> Json:
         "allocated_bytes": split.moment.allocated_bytes,
         "by_category": {str(part.key): part.bytes for part in split.by_category.parts},
         "category_sources": split.category_sources,
-        "by_module": _modules(split.by_module, report.tree),
-        "by_op": [{"op": part.key, **to_json(part)} for part in split.by_op.parts],
-        "by_source": [{**source_to_json(part.key), **to_json(part)} for part in split.by_source.parts],
-        "by_stack": [
-            {"frames": [f"{line.file}:{line.line}:{line.function}" for line in part.key or ()], **to_json(part)}
-            for part in split.by_stack.parts
-        ],
-        "by_phase": [{"phase": part.key, **to_json(part)} for part in split.by_phase.parts],
-        "largest_storages": to_json(find_largest(split.holding, report.sources, largest)),
+        "by_module": records(tables.MODULES, tables.module_rows(report.tree, split.by_module)),
+        **{name: records(columns, getattr(split, name).parts) for name, columns in tables.SPLITS.items()},
+        "largest_storages": records(tables.LARGEST, find_largest(split.holding, report.sources, largest)),
     }
-
-
-def _modules(breakdown: Breakdown[int], tree: ModuleTree) -> list[Json]:
-    """Returns a row for each module with bytes of its own or in its children; ``bytes`` sum to the whole."""
-    own, outside = bytes_by_node(breakdown, tree)
-    total = tree.with_children(own)
-    storages = {part.key: part.storages for part in breakdown.parts}
-    rows: list[Json] = [
-        {
-            "module": tree.names[node],
-            "type": tree.types[node],
-            "bytes": int(own[node]),
-            "with_children_bytes": int(total[node]),
-            "storages": storages.get(node, 0),
-        }
-        for node in np.lexsort((-total, -own)).tolist()
-        if own[node] or total[node]
-    ]
-    if outside:
-        rows.append(
-            {
-                "module": None,
-                "type": None,
-                "bytes": outside,
-                "with_children_bytes": outside,
-                "storages": storages[None],
-            }
-        )
-    return rows
 
 
 def _saved(report: Report) -> Json:
@@ -133,18 +83,7 @@ def _saved(report: Report) -> Json:
         "op_id": summary.op_id,
         "total_bytes": summary.by_module.total_bytes,
         "storages": summary.storages,
-        "by_module": _modules(summary.by_module, report.tree),
-    }
-
-
-def _rank(one: RankSummary) -> Json:
-    return {
-        "rank": one.rank,
-        "node": one.node or None,
-        "device": one.device,
-        "peak_allocated_bytes": one.peak.allocated_bytes if one.peak else None,
-        "peak_phase": one.peak.phase if one.peak else None,
-        "step_time_us": number(one.step_time_us),
+        "by_module": records(tables.MODULES, tables.module_rows(report.tree, summary.by_module)),
     }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.analysis.report.breakdown import Breakdown, split_bytes
 from memprof.analysis.report.module_tree import ModuleTree
-from memprof.json_values import LEFT_OUT
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step, sum_at
 
@@ -112,13 +111,19 @@ class RecomputeCost:
 
     Attributes:
         node: The module's node.
+        module: Its name in the tree, "" for a root.
+        type: Its class.
+        count: How many modules the node stands for.
         freed_bytes: Allocated bytes from its forward that it alone saves for backward, children included: what would no
             longer be saved. With several micro-batches, those of the one that saves the most.
         time_us: Duration of its forward operators, children included, over the whole step; NaN where none was timed.
         flops: Floating point operations of these.
     """
 
-    node: int = field(metadata=LEFT_OUT)
+    node: int
+    module: str
+    type: str
+    count: int
     freed_bytes: int
     time_us: float
     flops: int
@@ -158,6 +163,9 @@ def weigh_recompute(
     costs = [
         RecomputeCost(
             node=node,
+            module=tree.names[node],
+            type=tree.types[node],
+            count=int(tree.counts[node]),
             freed_bytes=int(freed[node]),
             time_us=float(time_us[node]) if timed_ops[node] else float("nan"),
             flops=int(flops[node]),

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from memprof.json_values import Json
 from memprof.trace.schema import Stacks
 
 # Matched as text only: a trace is often read on a machine other than the one that wrote it.
@@ -40,16 +39,6 @@ class SourceLine:
     line: int
     function: str
     place: str
-
-
-def source_to_json(source: SourceLine | None) -> Json:
-    """Returns a line of code as JSON containers; without a line, every value is None."""
-    return {
-        "source": source.place if source else None,
-        "file": source.file if source else None,
-        "line": source.line if source else None,
-        "function": source.function if source else None,
-    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.analysis.report.breakdown import Breakdown, Holding
 from memprof.analysis.report.module_tree import ModuleTree
-from memprof.analysis.report.sources import SourceLine, Sources, source_to_json
-from memprof.json_values import LEFT_OUT, inline, key, or_none
+from memprof.analysis.report.sources import SourceLine, Sources
 from memprof.trace.schema import NONE, Ints
 
 
@@ -38,13 +38,13 @@ class LargeStorage:
     allocated_bytes: int
     requested_bytes: int
     category: str
-    name: str = field(metadata=key(convert=or_none))
-    shape: str = field(metadata=key(convert=or_none))
-    dtype: str = field(metadata=key(convert=or_none))
+    name: str
+    shape: str
+    dtype: str
     module: str | None
-    module_title: str | None = field(metadata=LEFT_OUT)
+    module_title: str | None
     op: str | None
-    source: SourceLine | None = field(metadata=inline(source_to_json))
+    source: SourceLine | None
     created_op_id: int | None
     freed_op_id: int | None
     age_ops: int | None
@@ -117,6 +117,22 @@ def bytes_by_node(breakdown: Breakdown[int], tree: ModuleTree) -> tuple[Ints, in
         else:
             own[part.key] = part.bytes
     return own, outside
+
+
+def every_row(breakdown: Breakdown[int], tree: ModuleTree) -> Iterator[TreeRow]:
+    """Returns each module with bytes, those with the most of their own first, and a row for those outside any module.
+
+    Args:
+        breakdown: Bytes by node, without children; they sum to the rows' own bytes.
+        tree: The tree of the nodes.
+    """
+    own, outside = bytes_by_node(breakdown, tree)
+    total = tree.with_children(own)
+    for node in np.lexsort((-total, -own)).tolist():
+        if own[node] or total[node]:
+            yield TreeRow(node, 0, int(total[node]), int(own[node]))
+    if outside:
+        yield TreeRow(None, 0, outside, outside)
 
 
 def choose_rows(breakdown: Breakdown[int], tree: ModuleTree, limit: int) -> tuple[TreeRow, ...]:

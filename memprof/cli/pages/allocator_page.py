@@ -18,11 +18,12 @@ from memprof.analysis.allocator.allocator_report import (
 )
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.analysis.report.moments import NO_HISTORY, describe_end, is_end_state_only
-from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.analysis.table import FactTable, sized_parts
+from memprof.cli.page import Page, TailCell, cell, make_table
 from memprof.errors import InconclusiveError
 from memprof.trace.schema import Segments
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_bytes_change, format_percent
+from memprof.units import format_bytes, format_bytes_change, format_percent, printable
 
 _ROWS = 8
 _AS_IF = (
@@ -94,16 +95,15 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
         )
     )
     page.add(Text(f"The recording {NO_HISTORY}: other settings cannot be modelled."))
-    table = make_table("part", ">bytes", ">share")
-    for text, size in (
-        ("requested", report.requested),
-        ("rounding inside blocks", report.allocated + report.pending - report.requested),
-        ("free blocks in partly used segments", report.holes),
-        ("fully free segments (released by empty_cache())", report.idle),
-        ("reserved", report.reserved),
-        ("pending free (in use by another stream), included above", report.pending),
-    ):
-        table.add_row(text, format_bytes(size), _share(size, report.reserved))
+    parts = {
+        "requested": report.requested,
+        "rounding inside blocks": report.allocated + report.pending - report.requested,
+        "free blocks in partly used segments": report.holes,
+        "fully free segments (released by empty_cache())": report.idle,
+        "reserved": report.reserved,
+        "pending free (in use by another stream), included above": report.pending,
+    }
+    table = sized_parts("part", parts, report.reserved)
     page.add_section(f"Reserved in {report.segments:,} segments", table)
     page.write()
 
@@ -228,19 +228,17 @@ def _growth(report: AllocatorReport) -> str:
     )
 
 
-def _split(report: AllocatorReport) -> Table:
-    held, reserved = report.at_growth, report.reserved_peak
-    table = make_table("part", ">bytes", ">share")
-    for text, size in (
-        ("requested", held.requested),
-        ("rounding inside blocks", held.allocated - held.requested),
-        ("free blocks in partly used segments", held.pinned_bytes),
-        ("fully free segments (released by empty_cache())", held.idle_bytes),
-        ("reserved", held.reserved),
-        ("largest free block", held.largest_free),
-    ):
-        table.add_row(text, format_bytes(size), _share(size, reserved))
-    return table
+def _split(report: AllocatorReport) -> FactTable:
+    held = report.at_growth
+    parts = {
+        "requested": held.requested,
+        "rounding inside blocks": held.allocated - held.requested,
+        "free blocks in partly used segments": held.pinned_bytes,
+        "fully free segments (released by empty_cache())": held.idle_bytes,
+        "reserved": held.reserved,
+        "largest free block": held.largest_free,
+    }
+    return sized_parts("part", parts, report.reserved_peak)
 
 
 def _segments(report: AllocatorReport, rows: int) -> Table:

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.plans.arrangements import Arrangements, Balance, Proposal
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.planners.arrangement.pipeline import StagePeak
 from memprof.planners.arrangement.search import Arranged
-from memprof.units import format_bytes, format_percent, format_us
+from memprof.units import format_bytes, format_percent, format_us, printable
 
 #: Width of the longest bar of a stage's peak, in characters.
 _BAR = 24

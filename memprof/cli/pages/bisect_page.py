@@ -9,14 +9,14 @@ from rich.text import Text
 
 from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
+from memprof.analysis.diff.diff_words import headline
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate
 from memprof.analysis.diff.summary import NOTHING
-from memprof.cli.page import Page, cell, make_table, printable
-from memprof.cli.pages.diff.diff_words import headline
+from memprof.cli.page import Page, cell, make_table
 from memprof.json_values import Json, to_json
 from memprof.launch.commit_runs import Bisection, Judge
-from memprof.units import format_bytes, format_bytes_change
+from memprof.units import format_bytes, format_bytes_change, printable
 
 #: Version of the JSON's keys.
 BISECT_SCHEMA = 1

@@ -14,10 +14,10 @@ from rich.text import Text
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.machines.catalogue import Accelerator
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_us
+from memprof.units import format_bytes, format_us, printable
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 

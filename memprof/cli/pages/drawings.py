@@ -8,12 +8,11 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
-from memprof.cli.page import printable
 from memprof.phases import in_order
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
-from memprof.units import format_bytes
+from memprof.units import format_bytes, printable
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ROWS = 8

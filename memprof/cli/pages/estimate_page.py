@@ -10,9 +10,9 @@ from rich.text import Text
 from memprof.analysis.estimate.against import Compared
 from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, OnMachine, describe_setting
 from memprof.analysis.estimate.terms import GROUPS
-from memprof.cli.page import Page, make_table, printable
+from memprof.cli.page import Page, make_table
 from memprof.json_values import Json, to_json
-from memprof.units import format_bytes, format_bytes_change, format_percent
+from memprof.units import format_bytes, format_bytes_change, format_percent, printable
 
 _WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "temporary"}
 #: Schema version; incremented when a key changes meaning or is removed.

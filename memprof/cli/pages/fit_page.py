@@ -10,10 +10,10 @@ from rich.text import Text
 
 from memprof.analysis.plans.dry_check_results import describe_difference
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA, plan_to_json
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.json_values import Json
 from memprof.launch.fit.request import Attempt, FitResult, Measured
-from memprof.units import format_bytes, format_bytes_of, format_us
+from memprof.units import format_bytes, format_bytes_of, format_us, printable
 
 
 def fill_fit(page: Page, found: FitResult, job: str) -> None:

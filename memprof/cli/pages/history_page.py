@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
+from memprof.analysis.diff.diff_words import percent
 from memprof.analysis.diff.gates import Gate, measure
-from memprof.cli.page import Page, cell, make_table, printable
-from memprof.cli.pages.diff.diff_words import percent
+from memprof.cli.page import Page, cell, make_table
 from memprof.cli.pages.drawings import draw_columns
 from memprof.json_values import Json, number, to_json
-from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change
+from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change, printable
 
 #: Smallest change from one commit to the next that is marked, as a share.
 LEAST_SHARE = 0.01

@@ -15,7 +15,7 @@ from rich.text import Text
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
 from memprof.analysis.plans.suggest import describe_peak, place_of
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
@@ -28,7 +28,7 @@ from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
 from memprof.policies.plan.several_steps import DrySteps, frame_of, sources_of
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_us
+from memprof.units import format_bytes, format_us, printable
 
 #: Most sets of policies that the job is dry-run under.
 _MOST_FRAMES = 6

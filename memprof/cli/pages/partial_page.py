@@ -12,9 +12,9 @@ from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
 from memprof.analysis.plans.partial_step import PartialStep
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
-from memprof.cli.page import Page, make_table, printable
+from memprof.cli.page import Page, make_table
 from memprof.errors import InconclusiveError
-from memprof.units import format_bytes
+from memprof.units import format_bytes, printable
 
 
 def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:

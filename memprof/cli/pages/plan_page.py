@@ -16,7 +16,7 @@ from memprof.analysis.plans.predict import Forecast, Side, words_for_record
 from memprof.analysis.plans.verify import Compared, Verification, describe_short
 from memprof.analysis.report.moments import Moment
 from memprof.analysis.report.notes import describe_steps
-from memprof.cli.page import Page, TailCell, cell, make_table, printable
+from memprof.cli.page import Page, TailCell, cell, make_table
 from memprof.emit.switches import switches_of
 from memprof.phases import in_order
 from memprof.policies.base import NUMERICS
@@ -28,6 +28,7 @@ from memprof.units import (
     format_bytes_change,
     format_us,
     format_us_between,
+    printable,
     spell_bytes,
 )
 

@@ -8,15 +8,16 @@ from rich.text import Text
 
 from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
+from memprof.analysis.ranks.rank_tables import peaks
+from memprof.analysis.report import report_tables as tables
+from memprof.analysis.report import run_tables
 from memprof.analysis.report.notes import describe_steps, list_steps
 from memprof.analysis.report.report import MomentSplit, Report
-from memprof.cli.page import Page, printable
-from memprof.cli.pages import report_questions
-from memprof.cli.pages import report_tables as tables
+from memprof.cli.page import Page
 from memprof.cli.pages.drawings import draw_timeline
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
-from memprof.units import format_bytes, format_percent, format_us
+from memprof.units import format_bytes, format_percent, format_us, printable
 
 _PLURALS = {
     "parameter": "parameters",
@@ -29,6 +30,13 @@ _PLURALS = {
     "workspace": "kernel workspace",
     "collective": "communication buffers",
     "unknown": "uncategorized",
+}
+#: Ways to split live memory that have a table, by the value of ``--by``.
+_SPLITS = {
+    "op": "allocating operator",
+    "source": "allocating source line",
+    "stack": "allocation stack",
+    "phase": "allocating phase",
 }
 _ROWS = 6
 _TREE_ROWS = 12
@@ -128,59 +136,55 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     shown = report.shown
     when = "then" if report.at_moment is not None else "at the peak" if report.has_history else "in the snapshot"
     if report.compared is not None:
-        page.add_section("Ranks", report_questions.peaks(report.compared, top or _RANK_ROWS, report.rank))
+        page.add_section("Ranks", peaks(report.compared, top or _RANK_ROWS, report.rank))
     moment = f"step {shown.moment.step}, operator {shown.moment.op_id} of {len(report.step.ops)}"
     moment = moment if report.has_history else ""
-    page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal), moment)
+    page.add_section(f"Live bytes {when}, by category", tables.categories(report), moment)
     if report.has_history:
         page.add_section("Peak of each phase", tables.phase_peaks(report))
     page.add_section(
-        f"Live bytes {when}, by module", tables.module_tree(report, shown.by_module, tree_rows), "owner or allocator"
+        f"Live bytes {when}, by module", tables.modules(report.tree, shown.by_module, tree_rows), "owner or allocator"
     )
-    page.add_section(f"Live bytes {when}, by operator", tables.operators(shown, rows), "that allocated it")
-    page.add_section(f"Live bytes {when}, by source line", tables.source_lines(shown, rows), "that allocated it")
-    page.add_section(f"Largest storages {when}", tables.largest(report, shown.holding, rows))
+    for name, title in (("by_op", "operator"), ("by_source", "source line")):
+        page.add_section(f"Live bytes {when}, by {title}", tables.parts(name, shown, rows), "that allocated it")
+    page.add_section(f"Largest storages {when}", tables.largest(report, rows))
     _add_saved(page, report, tree_rows)
     _add_recompute(page, report, rows)
     is_dry = report.manifest.backend.name == DRY_RUN
     origin = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
     for use in report.devices:
-        page.add_section(f"All of {use.device}", tables.device(use), f"at its peak, {origin}")
-    page.add_section("Host memory", tables.host(report), "peak over the whole job")
+        page.add_section(f"All of {use.device}", run_tables.device(use), f"at its peak, {origin}")
+    page.add_section("Host memory", run_tables.host(report), "peak over the whole job")
 
 
 def _add_one(page: Page, report: Report, table: str, rows: int) -> None:
     shown = report.shown
     when = "at the peak" if report.at_moment is None else f"at operator {shown.moment.op_id}"
     if table == "category":
-        page.add_section(f"Live bytes {when}, by category", tables.categories(report, has_bars=page.is_terminal))
+        page.add_section(f"Live bytes {when}, by category", tables.categories(report))
     elif table == "module":
-        page.add_section(f"Live bytes {when}, by module", tables.module_tree(report, shown.by_module, rows))
+        page.add_section(f"Live bytes {when}, by module", tables.modules(report.tree, shown.by_module, rows))
         _add_saved(page, report, rows)
         _add_recompute(page, report, rows)
-    elif table == "op":
-        page.add_section(f"Live bytes {when}, by allocating operator", tables.operators(shown, rows))
-    elif table == "source":
-        page.add_section(f"Live bytes {when}, by allocating source line", tables.source_lines(shown, rows))
-    elif table == "stack":
-        page.add_section(f"Live bytes {when}, by allocation stack", tables.stacks(shown, rows))
-    elif table == "phase":
-        page.add_section(f"Live bytes {when}, by allocating phase", tables.phases(shown))
-        page.add_section("Peak of each phase", tables.phase_peaks(report))
+    elif table in _SPLITS:
+        limit = None if table == "phase" else rows
+        page.add_section(f"Live bytes {when}, by {_SPLITS[table]}", tables.parts(f"by_{table}", shown, limit))
+        if table == "phase":
+            page.add_section("Peak of each phase", tables.phase_peaks(report))
     else:
-        page.add_section(f"Largest storages alive {when}", tables.largest(report, shown.holding, rows))
+        page.add_section(f"Largest storages alive {when}", tables.largest(report, rows))
 
 
 def _add_saved(page: Page, report: Report, rows: int) -> None:
     summary = report.saved_summary
     when = "at its peak" if report.at_moment is None else "then"
     remark = f"{format_bytes(summary.by_module.total_bytes)} {when}, operator {summary.op_id}"
-    page.add_section("Saved for backward", tables.module_tree(report, summary.by_module, rows), remark)
+    page.add_section("Saved for backward", tables.modules(report.tree, summary.by_module, rows), remark)
 
 
 def _add_recompute(page: Page, report: Report, rows: int) -> None:
-    table = tables.recompute(report, rows)
-    remarks = ["best first; rows may be nested"] if table.row_count else []
+    table = run_tables.recompute(report, rows)
+    remarks = ["best first; rows may be nested"] if table else []
     if report.recomputed_us:
         remarks.append(f"{format_us(report.recomputed_us)} of it in the step already")
     page.add_section("Recompute instead of saving", table, "; ".join(remarks), even_if_empty=bool(remarks))

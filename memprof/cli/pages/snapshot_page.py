@@ -11,9 +11,9 @@ from rich.text import Text
 
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.snapshot_plans.change import SnapshotPlan, SnapshotPlans
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.errors import GateFailedError
-from memprof.units import format_bytes, format_bytes_between, format_count
+from memprof.units import format_bytes, format_bytes_between, format_count, printable
 
 #: What only a recording of the job itself allows.
 _NEEDS = (

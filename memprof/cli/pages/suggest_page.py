@@ -12,12 +12,12 @@ from rich.text import Text
 from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
-from memprof.cli.page import Page, cell, make_table, printable
+from memprof.cli.page import Page, cell, make_table
 from memprof.cli.pages.drawings import draw_front
 from memprof.cli.pages.next_commands import next_commands
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.planners.search.candidate import Candidate
-from memprof.units import format_bytes, format_bytes_change, format_count, format_us, format_us_between
+from memprof.units import format_bytes, format_bytes_change, format_count, format_us, format_us_between, printable
 
 _MOST_ROWS = 10
 

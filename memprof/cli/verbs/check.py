@@ -92,7 +92,7 @@ def check(
     if is_json:
         print(json.dumps(_json(summary, within, verdicts, is_failed=is_failed), indent=2))
         return status
-    from memprof.cli.page import printable
+    from memprof.units import printable
 
     for line in _lines(summary, planned, verdicts, {own.text: f"peak>{format_bytes(given)}"} if own else {}):
         print(printable(line))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.errors import InconclusiveError
+from memprof.units import printable
 
 if TYPE_CHECKING:
     from memprof.launch.doctor.findings import Examination, Finding
@@ -65,14 +66,9 @@ def _line(finding: Finding, width: int) -> str:
     texts = [finding.says, finding.advice] if finding.level != OK and finding.advice else [finding.says]
     indent = " " * (9 + width)
     lines = [
-        line for text in texts for line in textwrap.wrap(_plain(text), _WIDTH - len(indent), break_long_words=False)
+        line for text in texts for line in textwrap.wrap(printable(text), _WIDTH - len(indent), break_long_words=False)
     ]
-    return f"  {sign}  {_plain(finding.what):<{width}}{f'{chr(10)}{indent}'.join(lines)}"
-
-
-def _plain(text: str) -> str:
-    """Returns a text with unprintable characters escaped: variables and paths may contain anything."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return f"  {sign}  {printable(finding.what):<{width}}{f'{chr(10)}{indent}'.join(lines)}"
 
 
 def _verdict(found: Examination) -> str:

@@ -111,7 +111,7 @@ def _progress(file: Path) -> Iterator[Progress]:
         return
     from rich.console import Console
 
-    from memprof.cli.page import printable
+    from memprof.units import printable
 
     name = printable(file.name)
     with Console(stderr=True, markup=False, highlight=False).status(f"reading {name}") as status:

@@ -197,7 +197,7 @@ def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> 
 
     compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
     if is_json:
-        from memprof.analysis.ranks.ranks_json import ranks_to_json
+        from memprof.analysis.ranks.rank_tables import ranks_to_json
 
         print(json.dumps(ranks_to_json(compared, found, notes), indent=2, allow_nan=False))
         return

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from importlib.resources import files
+from typing import Any
 
 import click
 
 from memprof.errors import UsageError
+from memprof.json_values import fields_schema
+
+#: Stands in a schema's file for keys that follow from what it names: a table's columns, or the fields of a dataclass.
+_KEYS_OF = "$keys_of"
 
 
 @click.command(
@@ -26,6 +33,25 @@ def schema(name: str | None) -> None:
     if name is None:
         print("\n".join(names))
     elif name in names:
-        print((folder / f"{name}.json").read_text(encoding="utf-8"), end="")
+        print(json.dumps(whole_schema(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))), indent=1))
     else:
         raise UsageError(f"There is no schema {name!r}; the schemas are {', '.join(names)}.")
+
+
+def whole_schema(schema: Any) -> Any:
+    """Returns a schema as its file has it, with the keys of tables and dataclasses."""
+    if isinstance(schema, list):
+        return [whole_schema(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: whole_schema(one) for key, one in schema.items() if key != _KEYS_OF}
+    if _KEYS_OF not in schema:
+        return found
+    from memprof.analysis.table import row_schema
+
+    module, _, name = schema[_KEYS_OF].rpartition(".")
+    named = getattr(importlib.import_module(module), name)
+    keys = fields_schema(named) if isinstance(named, type) else row_schema(named)
+    more = found.get("properties", {})
+    properties, required = keys["properties"] | more, [*keys["required"], *more]
+    return keys | found | {"properties": properties, "required": list(dict.fromkeys(required))}

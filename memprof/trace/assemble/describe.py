@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from memprof.trace.manifest import (
     Manifest,
     Speed,
     Window,
+    signal_name,
 )
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
 
@@ -210,15 +210,8 @@ def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> 
         return RUNNING
     status = exit_record.get("returncode")
     if isinstance(status, int) and status < 0:
-        return f"the job was killed by {_signal_name(-status)}"
+        return f"the job was killed by {signal_name(-status)}"
     return otherwise or ("the job ended without leaving Python in order" if exit_record else UNFINISHED)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _place(ops: Ops, modules: Modules) -> str:

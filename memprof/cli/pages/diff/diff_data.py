@@ -7,9 +7,11 @@ import re
 import xml.etree.ElementTree as ET
 
 from memprof.analysis.diff.comparison import Diff, Pair
+from memprof.analysis.diff.diff_tables import CHANGES
+from memprof.analysis.diff.diff_words import headline
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.summary import Spot, Summary
-from memprof.cli.pages.diff.diff_words import headline
+from memprof.analysis.table import records
 from memprof.json_values import Json, number, to_json
 
 #: Characters that are invalid in XML 1.0.
@@ -115,12 +117,7 @@ def _pair(pair: Pair) -> Json:
         "change_bytes": pair.bytes,
         "change_ratio": pair.bytes / pair.base_bytes if pair.base_bytes else None,
         "parts": {
-            kind: [
-                {"name": one.name, "base_bytes": one.base, "head_bytes": one.head, "change_bytes": one.bytes}
-                for one in changes
-                if one.bytes
-            ]
-            for kind, changes in pair.parts.items()
+            kind: records(CHANGES, (one for one in changes if one.bytes)) for kind, changes in pair.parts.items()
         },
     }
 

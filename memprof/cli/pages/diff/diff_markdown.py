@@ -5,26 +5,15 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.comparison import Diff
+from memprof.analysis.diff.diff_tables import changed, moments
+from memprof.analysis.diff.diff_words import TITLES, first_line, headline, moved, rank_words, short
 from memprof.analysis.diff.explain import explain
 from memprof.analysis.diff.gates import Verdict
-from memprof.cli.pages.diff.diff_words import (
-    TITLES,
-    changed,
-    first_line,
-    headline,
-    moved,
-    pair_row,
-    percent,
-    rank_words,
-    short,
-    state,
-    time_rows,
-)
-from memprof.units import format_bytes, format_bytes_change
+from memprof.analysis.table import FactTable
+from memprof.units import workflow_text
 
 #: Marks the comment so that a later run can replace it. It comes last because mail previews show the beginning.
 MARKER = "<!-- memprof-diff -->"
@@ -64,9 +53,9 @@ def to_github(found: Diff, rows: int, names: tuple[str, str]) -> str:
             place = _place(found) if verdict.is_failed else ""
             title = _property(f"memprof gate {verdict.gate.text}")
             words = f"{verdict.describe()}. {headline(found)}" if verdict.is_failed else verdict.describe()
-            lines.append(f"::{kind} {place}title={title}::{_message(words)}")
+            lines.append(f"::{kind} {place}title={title}::{workflow_text(words)}")
     if not lines:
-        lines.append(f"::notice title=memprof::{_message(headline(found))}")
+        lines.append(f"::notice title=memprof::{workflow_text(headline(found))}")
     return "\n".join(lines) + "\n"
 
 
@@ -76,13 +65,13 @@ def to_html(found: Diff, rows: int, names: tuple[str, str]) -> str:
         f"<h1>{html.escape(headline(found))}</h1>",
         *(f"<p class='{kind}'>{html.escape(words)}</p>" for kind, words in _remarks(found)),
         f"<p>{html.escape(f'{names[0]} against {names[1]}. {moved(found)}')}</p>",
-        _html_table(("moment", "base", "head", "change", ""), _moment_rows(found)),
+        _html_table(moments(found, has_places=False)),
     ]
     for kind, title in TITLES.items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             parts.append(f"<h2>What changed, {title}, in {html.escape(found.focus.name)}</h2>")
-            parts.append(_html_table(("", "base", "head", "change", "", ""), map(_part_row, changes)))
+            parts.append(_html_table(changes))
             parts.append(f"<p>{more} more.</p>" if more else "")
     body = "\n".join(part for part in parts if part)
     return f"""<!doctype html>
@@ -116,13 +105,13 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
             *(f"{place}. {_safe(one.sentence)}" for place, one in enumerate(causes[:5], 1)),
         ]
         parts.append("")
-    parts += _table(("moment", "base", "head", "change", ""), _moment_rows(found))
+    parts += table_lines(moments(found, has_places=False))
     for kind, title in TITLES.items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             summary = f"What changed, {title}, in {found.focus.name}"
             parts += ["", f"<details><summary>{html.escape(summary)}</summary>", ""]
-            parts += _table(("", "base", "head", "change", "", ""), map(_part_row, changes))
+            parts += table_lines(changes)
             parts += ["", f"{more} more." if more else "", "</details>"]
     parts += ["", f"<sub>{html.escape(names[0])} against {html.escape(names[1])}, by memprof</sub>", MARKER]
     return "\n".join(parts) + "\n"
@@ -141,30 +130,17 @@ def _remark(level: str, verdict: Verdict) -> tuple[str, str]:
     return (level if verdict.is_failed else kind), f"{verdict.gate.text}: {verdict.describe()}"
 
 
-def _moment_rows(found: Diff) -> list[tuple[str, ...]]:
-    pairs: list[Pair] = [found.peak, *found.phases]
-    return [*(pair_row(pair) for pair in pairs), *time_rows(found)]
-
-
-def _part_row(one: Change) -> tuple[str, ...]:
-    return (
-        short(one.name),
-        format_bytes(one.base),
-        format_bytes(one.head),
-        format_bytes_change(one.bytes),
-        percent(one.bytes, one.base),
-        state(one),
-    )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(facts: FactTable) -> list[str]:
+    """Returns the lines of a table in Markdown."""
+    heads = [column.heading or "" for column in facts.columns]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' + '--:|' * (len(heads) - 1)}"]
-    return lines + [f"| {' | '.join(map(_safe, row))} |" for row in rows]
+    return lines + [f"| {' | '.join(_safe(short(cell.text)) for cell in row.cells)} |" for row in facts.rows]
 
 
-def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows)
+def _html_table(facts: FactTable) -> str:
+    head = "".join(f"<th>{html.escape(column.heading or '')}</th>" for column in facts.columns)
+    rows = ("".join(f"<td>{html.escape(short(cell.text))}</td>" for cell in row.cells) for row in facts.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -183,9 +159,5 @@ def _safe(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
-def _message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
 def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")
+    return workflow_text(text).replace(":", "%3A").replace(",", "%2C")

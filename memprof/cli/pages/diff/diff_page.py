@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import shlex
 
-from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.diff.comparison import Change, Diff
+from memprof.analysis.diff.comparison import Diff
+from memprof.analysis.diff.diff_tables import changed, moments
+from memprof.analysis.diff.diff_words import TITLES, headline, moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
-from memprof.cli.page import Page, TailCell, cell, make_table, printable
-from memprof.cli.pages.diff.diff_words import (
-    TITLES,
-    changed,
-    headline,
-    moved,
-    pair_row,
-    percent,
-    rank_words,
-    state,
-    time_rows,
-)
-from memprof.units import format_bytes, format_bytes_change
+from memprof.cli.page import Page
+from memprof.units import format_bytes_change, printable
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
@@ -51,11 +41,11 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
         page.add(Text(ranks))
     if explains:
         _explain(page, found)
-    page.add_section("Peaks", _moments(found), "allocated bytes, of the whole step and of each phase")
+    page.add_section("Peaks", moments(found), "allocated bytes, of the whole step and of each phase")
     for kind, title in TITLES.items():
         parts, more = changed(found.focus, kind, rows)
         remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")
-        page.add_section(f"What changed, {title}", _parts(parts, title), remark)
+        page.add_section(f"What changed, {title}", parts, remark)
     passed = [verdict.gate.text for level, verdict in found.verdicts if verdict.is_known and not verdict.is_failed]
     if passed:
         page.add("")
@@ -83,28 +73,3 @@ def _explain(page: Page, found: Diff) -> None:
         parts = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
         more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
         page.add(Text(printable(f"90 % of the change in {found.focus.name} is in: {parts}{more}")))
-
-
-def _moments(found: Diff) -> Table:
-    table = make_table("moment", ">base", ">head", ">change", "", "in the base", "now")
-    for pair in (found.peak, *found.phases):
-        places = [("" if spot is None else f"{spot.module} {spot.line}".strip()) for spot in (pair.base, pair.head)]
-        name, *figures = pair_row(pair)
-        table.add_row(cell(name), *figures, cell(places[0]), cell(places[1]))
-    for name, *figures in time_rows(found):
-        table.add_row(cell(name), *figures, "", "")
-    return table
-
-
-def _parts(parts: list[Change], title: str) -> Table:
-    table = make_table(title.removeprefix("by "), ">base", ">head", ">change", "", "")
-    for one in parts:
-        table.add_row(
-            TailCell(one.name),
-            format_bytes(one.base),
-            format_bytes(one.head),
-            format_bytes_change(one.bytes),
-            percent(one.bytes, one.base),
-            state(one),
-        )
-    return table

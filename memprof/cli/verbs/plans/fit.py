@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.harmless import notify
 from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
@@ -153,7 +153,7 @@ def fit(
         compiles=compiles,
         dry_window=read_dry_window(Path.cwd()) if dry_run else None,
     )
-    found = find_fit(request, _search, _say)
+    found = find_fit(request, _search, notify)
     job = shlex.join(("--", *target.arguments) if ctx.meta["is_command"] else target.arguments[1:])
     if is_json:
         from memprof.cli.pages.fit_page import fit_to_json
@@ -176,10 +176,6 @@ def _search(trace: Trace, search_request: SearchRequest, dry_steps: DrySteps) ->
 
     with SearchBar(search_request) as bar:
         return suggest(trace, replace(basis_of(trace), dry_steps=dry_steps), search_request, bar.add)
-
-
-def _say(sentence: str) -> None:
-    print(f"memprof: {sentence}", file=sys.stderr, flush=True)
 
 
 def _status_of(found: FitResult) -> int:

@@ -68,7 +68,7 @@ def _judge_alone(plan: Plan, plan_path: Path, head: str, *, is_json: bool) -> in
         print(json.dumps({"schema": PLAN_SCHEMA, **found.to_json()}, indent=2))
         return found.exit_code
     from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
-    from memprof.cli.page import printable
+    from memprof.units import printable
 
     print(printable(found.describe()))
     if found.fits is False:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from memprof.analysis.diff.comparison import Change, Diff, Pair
-from memprof.analysis.diff.summary import NOTHING
-from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change
+from memprof.analysis.diff.comparison import Change, Diff
+from memprof.analysis.diff.summary import NOTHING, OTHERS
+from memprof.units import format_bytes, format_bytes_change
 
 #: Longest name that is not shortened.
 _LONGEST_NAME = 120
@@ -49,7 +49,7 @@ def first_line(found: Diff) -> Change | None:
     whole = found.focus.bytes
     for kind in ("source", "module"):
         for one in found.focus.parts[kind]:
-            if one.bytes * whole > 0 and one.name != NOTHING:
+            if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS):
                 return one
     return None
 
@@ -67,34 +67,6 @@ def percent(change: float, base: float) -> str:
     return f"{100 * change / base:+.1f} %" if base and math.isfinite(change / base) else ""
 
 
-def pair_row(pair: Pair) -> tuple[str, str, str, str, str]:
-    """Returns name, base, head, change and percentage of one moment."""
-    base = "" if pair.base is None else format_bytes(pair.base.bytes)
-    head = "" if pair.head is None else format_bytes(pair.head.bytes)
-    return pair.name, base, head, format_bytes_change(pair.bytes), percent(pair.bytes, pair.base_bytes)
-
-
-def time_rows(found: Diff) -> list[tuple[str, str, str, str, str]]:
-    """Returns the rows of step time, recompute time and reserved bytes, where both sides have them."""
-    rows = []
-    for name, base, head in (
-        ("step time", found.base.step_time_us, found.head.step_time_us),
-        ("recompute time", found.base.recompute_time_us, found.head.recompute_time_us),
-    ):
-        if math.isfinite(base) and math.isfinite(head) and (base or head):
-            change = round(head - base, 1) + 0.0  # avoid -0.0
-            rows.append((name, format_us(base), format_us(head), format_us_change(change), percent(change, base)))
-    if found.base.reserved_bytes >= 0 and found.head.reserved_bytes >= 0:
-        for name, less in (("reserved", 0), ("reserved, not allocated", 1)):
-            before = found.base.reserved_bytes - less * found.base.peak.bytes
-            after = found.head.reserved_bytes - less * found.head.peak.bytes
-            change = after - before
-            rows.append(
-                (name, format_bytes(before), format_bytes(after), format_bytes_change(change), percent(change, before))
-            )
-    return rows
-
-
 def rank_words(found: Diff) -> str:
     """Returns the worst rank and the spread between ranks; "" for a single-rank job."""
     if max(len(found.base.rank_peaks), len(found.head.rank_peaks)) < 2:
@@ -106,18 +78,3 @@ def rank_words(found: Diff) -> str:
         spread = max(peaks.values()) - min(peaks.values())
         parts.append(f"{side} rank {worst} with {format_bytes(peaks[worst])}, {format_bytes(spread)} above the lowest")
     return f"Worst rank: {'; '.join(parts)}."
-
-
-def changed(pair: Pair, kind: str, rows: int) -> tuple[list[Change], int]:
-    """Returns the largest changes of a kind, and the number of remaining ones."""
-    parts = [one for one in pair.parts[kind] if one.bytes]
-    return parts[:rows], max(0, len(parts) - rows)
-
-
-def state(change: Change) -> str:
-    """Returns whether a part is new, gone, larger or smaller."""
-    if not change.base:
-        return "new"
-    if not change.head:
-        return "gone"
-    return "grown" if change.bytes > 0 else "less"

@@ -1,0 +1,112 @@
+"""The tables of a diff: the peaks, and what changed in one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.diff_words import TITLES, percent
+from memprof.analysis.diff.summary import NOTHING
+from memprof.analysis.table import BYTES, BYTES_CHANGE, FIGURE, NAME, TEXT, Cell, Column, FactTable, shown
+from memprof.units import format_count, format_us, format_us_change
+
+#: What a part without a name is, by kind.
+_NAMELESS = {"module": "(outside any module)", "op": "(allocated before the step)"}
+_NO_STACK = "(allocated before the step, or no stack)"
+
+
+def _place(side: str) -> Callable[[Pair], str]:
+    return lambda pair: "" if (spot := getattr(pair, side)) is None else f"{spot.module} {spot.line}".strip()
+
+
+def _ratio(one: Pair) -> str:
+    return percent(one.bytes, one.base_bytes)
+
+
+MOMENTS = (
+    shown("moment", TEXT, attrgetter("name")),
+    shown("base", BYTES, lambda pair: None if pair.base is None else pair.base_bytes, missing="not run"),
+    shown("head", BYTES, lambda pair: None if pair.head is None else pair.head_bytes, missing="not run"),
+    shown("change", BYTES_CHANGE, attrgetter("bytes")),
+    shown("", FIGURE, _ratio, key="percent"),
+)
+PLACES = (shown("in the base", TEXT, _place("base")), shown("now", TEXT, _place("head")))
+
+
+def moments(found: Diff, *, has_places: bool = True) -> FactTable:
+    """Returns the peaks of the step and of each phase, its times and its reserved memory where both sides have them."""
+    table = FactTable((*MOMENTS, *PLACES) if has_places else MOMENTS, [found.peak, *found.phases])
+    base, head = found.base, found.head
+    for name, before, after in (
+        ("step time", base.step_time_us, head.step_time_us),
+        ("recompute time", base.recompute_time_us, head.recompute_time_us),
+    ):
+        if math.isfinite(before) and math.isfinite(after) and (before or after):
+            change = round(after - before, 1) + 0.0  # avoid -0.0
+            cells = [Cell(format_us(before)), Cell(format_us(after)), Cell(format_us_change(change))]
+            figures = dict(zip(("base", "head", "change"), cells, strict=True))
+            table.add("", moment=name, percent=percent(change, before), **figures)
+    if base.reserved_bytes >= 0 and head.reserved_bytes >= 0:
+        for name, less in (("reserved", 0), ("reserved, not allocated", 1)):
+            before, after = base.reserved_bytes - less * base.peak.bytes, head.reserved_bytes - less * head.peak.bytes
+            change = after - before
+            table.add("", moment=name, base=before, head=after, change=change, percent=percent(change, before))
+    return table
+
+
+def _state(change: Change) -> str:
+    """Returns whether a part is new, gone, larger or smaller."""
+    if not change.bytes:
+        return ""
+    if not change.base:
+        return "new"
+    if not change.head:
+        return "gone"
+    return "grown" if change.bytes > 0 else "less"
+
+
+def part_name(kind: str, one: Change) -> Cell:
+    """Returns the name of a part of a kind."""
+    if kind == "category":
+        return Cell(one.name, category=one.name)
+    return Cell(_NAMELESS.get(kind, _NO_STACK) if one.name == NOTHING else one.name)
+
+
+def change_columns(kind: str = "") -> tuple[Column, ...]:
+    """Returns the columns of Changes of a kind."""
+    return (
+        Column("name", None),
+        shown(TITLES.get(kind, "").removeprefix("by "), NAME, lambda one: part_name(kind, one), key="part"),
+        Column("base_bytes", "base", BYTES, attrgetter("base")),
+        Column("head_bytes", "head", BYTES, attrgetter("head")),
+        Column("change_bytes", "change", BYTES_CHANGE, attrgetter("bytes")),
+        shown("", FIGURE, lambda one: percent(one.bytes, one.base), key="percent"),
+        shown("", TEXT, _state, key="state"),
+    )
+
+
+CHANGES = change_columns()
+
+
+def changed(pair: Pair, kind: str, rows: int) -> tuple[FactTable, int]:
+    """Returns the largest changes of a kind, and the number of remaining ones."""
+    found = [one for one in pair.parts[kind] if one.bytes]
+    return FactTable(change_columns(kind), found[:rows]), max(0, len(found) - rows)
+
+
+def all_parts(pair: Pair, kind: str, rows: int) -> FactTable:
+    """Returns the parts of a kind, those that changed most first; the last row sums all of them."""
+    kept, rest = pair.parts[kind][:rows], pair.parts[kind][rows:]
+    table = FactTable(change_columns(kind), kept)
+    sums: list[tuple[str, str, Any]] = [("total", "all", pair.parts[kind])]
+    if rest:
+        sums.insert(0, ("rest", f"other ({format_count(len(rest), 'row')})", rest))
+    for row, name, held in sums:
+        before, after = sum(one.base for one in held), sum(one.head for one in held)
+        change = after - before
+        cells = {"base_bytes": before, "head_bytes": after, "change_bytes": change, "percent": percent(change, before)}
+        table.add(row, part=Cell(name), **cells)
+    return table

@@ -1,0 +1,126 @@
+"""One table of facts in every medium: a column added to it is in text, Markdown, HTML, JSON and JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memprof.analysis.report import report_tables
+from memprof.analysis.table import (
+    BYTES,
+    COUNT,
+    NAME,
+    NUMBERS,
+    SHARE,
+    TEXT,
+    Cell,
+    Column,
+    FactTable,
+    records,
+    row_schema,
+    shown,
+)
+from memprof.cli.main import main
+from memprof.cli.page import Page
+from memprof.cli.pages.diff.diff_markdown import table_lines
+from tests.json_outputs import SCHEMAS
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str | None
+    bytes: int
+    storages: int = 1
+
+
+COLUMNS = (
+    Column("name", "module", NAME, meaning="qualified name", missing="(outside)"),
+    Column("bytes", "bytes", BYTES),
+    shown("share", SHARE, lambda part: part.bytes),
+    shown("", SHARE, lambda part: Cell("", category="gradient", bar=part.bytes), key="bar", is_bar=True),
+    Column("storages", None, COUNT),
+    shown("remark", TEXT, lambda part: "", is_optional=True),
+    shown("more", TEXT, lambda part: "on wide pages", is_wide=True),
+)
+
+
+def _table() -> FactTable:
+    table = FactTable(COLUMNS, [_Part("a|b", 3072), _Part(None, 1024)], 4096)
+    table.add("total", name=Cell("all"), bytes=4096, share=4096)
+    return table
+
+
+def _text(table: FactTable, *, is_terminal: bool = False) -> list[list[str]]:
+    page = Page(is_terminal=is_terminal, width=120, has_colour=False)
+    page.add(table)
+    return [line.split() for line in page.render().splitlines()]
+
+
+def test_text_has_the_columns_there_is_room_for() -> None:
+    """Units, shares of the whole, words for what is unknown; bars on a terminal alone; no empty optional column."""
+    assert _text(_table()) == [
+        ["module", "bytes", "share"],
+        ["a|b", "3.00", "KiB", "75.0", "%"],
+        ["(outside)", "1.00", "KiB", "25.0", "%"],
+        ["all", "4.00", "KiB", "100.0", "%"],
+    ]
+    assert _text(_table(), is_terminal=True)[1][-1] == "█" * 12
+
+
+def test_a_row_has_no_value_for_a_column_that_is_not_there() -> None:
+    """A misspelt key would leave a cell empty."""
+    with pytest.raises(KeyError, match="byte"):
+        _table().add("rest", byte=1)
+
+
+def test_markdown_escapes_cells() -> None:
+    """Nothing in a name ends a cell."""
+    assert table_lines(FactTable(COLUMNS[:2], [_Part("a|b", 1)]))[1:] == ["|---|--:|", r"| a\|b | 1 B |"]
+
+
+def test_json_has_values_and_a_schema_that_allows_them() -> None:
+    """A row's keys are those of columns that are in JSON, with their values as they are; so says the schema."""
+    rows = records(COLUMNS, [_Part("a|b", 3072, 2), _Part(None, 1024)])
+    assert rows[0] == {"name": "a|b", "bytes": 3072, "storages": 2}
+    schema = row_schema(COLUMNS)
+    assert schema["properties"]["name"] == {"type": ["null", "string"], "description": "qualified name"}
+    for row in rows:
+        jsonschema.validate(row, schema)
+        assert set(row) == set(schema["required"])
+    assert not jsonschema.Draft202012Validator(schema).is_valid({**rows[0], "bytes": "3 KiB"})
+    assert row_schema([Column("ranks", None, NUMBERS)])["properties"]["ranks"]["items"] == {"type": "integer"}
+
+
+def test_html_has_every_column() -> None:
+    """With the meaning of a heading, the class of a row, and the bar as a share of the whole."""
+    markup = pytest.importorskip("memprof_dashboard.markup")
+    page = markup.table(_table())
+    assert '<th scope="col" title="qualified name">module</th>' in page
+    assert "on wide pages" in page
+    assert "width:75.0%" in page
+    assert '<tr class="total">' in page
+    assert "remark" not in page
+
+
+def test_a_column_of_a_report_is_one_edit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Added to a table's columns, it is in the text, the JSON and the printed schema."""
+    column = Column("half_bytes", "half", BYTES, lambda part: part.bytes // 2)
+    more = (*report_tables.OPERATORS, column)
+    monkeypatch.setattr(report_tables, "OPERATORS", more)
+    monkeypatch.setitem(report_tables.SPLITS, "by_op", more)
+    assert main(["report", str(SAMPLE), "--by", "op"]) == 0
+    assert re.search(r"^operator .* half$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["report", str(SAMPLE), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["at_peak"]["by_op"][0]
+    assert row["half_bytes"] == row["bytes"] // 2
+    assert main(["schema", "report"]) == 0
+    printed = json.loads(capsys.readouterr().out)["properties"]["at_peak"]["properties"]["by_op"]["items"]
+    assert printed["properties"]["half_bytes"] == {"type": ["integer", "null"]}
+    assert "half_bytes" not in (SCHEMAS / "report.json").read_text(encoding="utf-8")
