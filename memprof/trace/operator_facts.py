@@ -8,12 +8,11 @@ none is named: aten/src/ATen/native/native_functions.yaml, torch 2.13.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from memprof.trace.schema import Bools, Texts
+if TYPE_CHECKING:
+    from memprof.trace.schema import Bools, Texts
 
 #: Namespaces of operators that exchange data with other ranks.
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "c10d_functional")
@@ -253,15 +252,19 @@ def is_among(name: str, operators: Collection[str]) -> bool:
 
 def are_among(names: Texts, operators: Collection[str]) -> Bools:
     """Returns which operators of a recording are among those of a fact, shape ``(names,)``."""
-    texts = names.tolist()
-    known = {name: is_among(str(name), operators) for name in set(texts)}
-    return np.fromiter((known[name] for name in texts), np.bool_, len(texts))
+    return _are(names, lambda name: is_among(name, operators))
 
 
 def have_word(names: Texts, words: Collection[str]) -> Bools:
     """Returns which operators have one of some words in their names, shape ``(names,)``."""
+    return _are(names, lambda name: any(word in name for word in words))
+
+
+def _are(names: Texts, holds: Callable[[str], bool]) -> Bools:
+    import numpy as np  # not at the top: the command line reads OPERATOR_KINDS
+
     texts = names.tolist()
-    known = {name: any(word in str(name) for word in words) for name in set(texts)}
+    known = {name: holds(str(name)) for name in set(texts)}
     return np.fromiter((known[name] for name in texts), np.bool_, len(texts))
 
 
