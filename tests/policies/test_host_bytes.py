@@ -77,9 +77,9 @@ def test_optimizer_state_on_the_host_takes_two_copies_of_the_parameters() -> Non
 
 def test_a_search_keeps_to_the_budget_of_the_host(tmp_path: Path) -> None:
     """On a card: swap alone takes what it needs, beside checkpoint what there is, and nothing without room."""
-    script, small = JOBS / "searched.py", ("gpt", "--scale", "2", "--device", "cuda")
+    script, small = JOBS / "searched.py", ("gpt", "--device", "cuda")
     step = record(tmp_path, "--dry-run", "--device", "rtx4090", script, *small).trace.fullest_step()
-    budget = int(live_bytes(step).during.max()) * 8 // 10
+    budget = int(live_bytes(step).during.max()) * 9 // 10
     alone = explore(step, SearchRequest(budget, allow=("swap",), most_host_bytes=1 << 40)).best
     assert alone is not None
     assert alone.host_bytes > 0
