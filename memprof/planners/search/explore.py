@@ -45,8 +45,8 @@ def explore(
     """Searches for the fastest plans whose peak is within a budget.
 
     Every plan is replayed as a whole on the recorded steps; sums of savings only propose plans. Combinations of the
-    policies that change sizes are processed in order of step time; with each that does not fit, modules are chosen. A
-    combination that alone is slower than the best plan so far is skipped: recompute only adds to it.
+    policies that change sizes are processed in order of the step time to expect; with each that does not fit, modules
+    are chosen. A combination that alone is slower than the best plan so far is skipped: recompute only adds to it.
 
     An interruption (Ctrl-C) ends the search with the best so far.
 
@@ -61,7 +61,7 @@ def explore(
         known_steps: That search's steps from dry runs.
         again: Those of them that are replayed on ``dry_steps`` first: nothing is searched for if one of them fits and
             is as fast as the fastest was.
-        reserved: Returns what the allocator reserves under a plan; needed where the request counts it.
+        reserved: Returns what the allocator reserves under a plan, if the request counts it; None on the CPU.
 
     Raises:
         PolicyError: Unknown policy.
