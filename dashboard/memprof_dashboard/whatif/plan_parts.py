@@ -98,11 +98,12 @@ def others(found: Suggestion) -> list[Any]:
     for one in found.others[:_MOST_ROWS]:
         name, size = max(one.categories.items(), key=lambda item: item[1], default=("unknown", 0))
         over = found.answer.search_request.needed(one) - budget
+        reserved = ", reserved" if budget + over == one.reserved_bytes else ""
         rows.append(
             [
                 choice(one.plan.describe(), places[id(one)]),
                 describe_peak(one),
-                format_bytes_change(over) if over > 0 else "too slow",
+                f"{format_bytes_change(over)}{reserved}" if over > 0 else "too slow",
                 change(one, found),
                 parts.name(place_of(one), 40),
                 parts.sentence(f"{fill_of(name).label} {format_bytes(size)}", 60),

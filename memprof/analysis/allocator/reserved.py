@@ -97,14 +97,16 @@ def reserved_of(basis: Basis, manifest: Manifest, plan: Plan, step: Step | None 
     return basis.known_reserved[plan.policies]
 
 
-def least_reserved(basis: Basis, manifest: Manifest, search_request: SearchRequest) -> ReservedBytes:
-    """Returns a function for the reserved bytes of plans: with expandable segments where they exceed the budget else.
+def least_reserved(basis: Basis, manifest: Manifest, search_request: SearchRequest) -> ReservedBytes | None:
+    """Returns a function for the reserved bytes of plans, with expandable segments if only these fit; None on the CPU.
 
     Args:
         basis: The steps the plans are replayed on.
         manifest: The manifest of the recording.
         search_request: The budget, and whether a plan may set the allocator.
     """
+    if not basis.step.is_on_device():
+        return None
 
     def reserved(plan: Plan, step: Step) -> int:
         in_force = reserved_of(basis, manifest, plan, step) or 0

@@ -196,10 +196,13 @@ def describe_least(found: Suggestion) -> str:
             "Allow more with --max-slowdown."
         )
     more = " The search was stopped early." if answer.was_stopped else ""
+    needed, budget = answer.search_request.needed(least), answer.search_request.budget_bytes
+    is_reserved = needed == least.reserved_bytes
+    reserved = f", for which the allocator reserves {format_bytes(needed)}" if is_reserved else ""
     return (
-        f"No plan found fits {format_bytes(answer.search_request.budget_bytes)}: the lowest peak is "
-        f"{describe_peak(least)} with {least.plan.describe()}, in {place_of(least)}, with "
-        f"{held} live.{more} Give at least {format_bytes(answer.search_request.needed(least))}, or allow more policies."
+        f"No plan found fits {format_bytes(budget)}: the lowest peak is {describe_peak(least)} with "
+        f"{least.plan.describe()}, in {place_of(least)}, with {held} live{reserved}.{more} Give at least "
+        f"{format_bytes(needed)}, or allow more policies."
     )
 
 

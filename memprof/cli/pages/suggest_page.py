@@ -194,7 +194,7 @@ def _other_table(found: Suggestion) -> Table:
         table.add_row(
             Text(printable(one.plan.describe())),
             describe_peak(one),
-            _over_by(over, host_over),
+            _over_by(over, host_over, is_reserved=budget + over == one.reserved_bytes),
             _change(one, recorded),
             cell(place_of(one)),
             cell(f"{name} {format_bytes(size)}"),
@@ -202,10 +202,10 @@ def _other_table(found: Suggestion) -> Table:
     return table
 
 
-def _over_by(over: int, host_over: int) -> str:
-    """Returns the bytes by which a plan exceeds the device's budget, or the host's."""
+def _over_by(over: int, host_over: int, *, is_reserved: bool) -> str:
+    """Returns the bytes by which a plan, or what is reserved for it, exceeds the device's budget, or the host's."""
     if over > 0:
-        return format_bytes_change(over)
+        return format_bytes_change(over) + (", reserved" if is_reserved else "")
     return f"{format_bytes_change(host_over)} on the host" if host_over > 0 else "too slow"
 
 

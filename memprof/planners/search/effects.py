@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from memprof.trace.step import Step
 #: Builds the policy for some modules.
 Maker = Callable[[tuple[str, ...]], Policy]
 
+#: Moments at which bytes are compared, at most; of longer steps, the highest of each section.
+_MOST_MOMENTS = 2048
 #: Layers that free bytes within this distance are in the order of their choices.
 _SAME_BYTES = 1 << 20
 
@@ -126,6 +128,20 @@ class Effects:
             names = {self.modules[column] for column in chosen[self.option_of[chosen] == option].tolist()}
             made += picked.make(picked.group.pattern_for(names))
         return merged(made)
+
+
+def choose_moments(curves: Sequence[Ints]) -> Ints:
+    """Returns the operators at which curves are compared: all, or of many the highest of each section in any curve."""
+    count = len(curves[0])
+    if count <= _MOST_MOMENTS:
+        return np.arange(count)
+    edges = np.linspace(0, count, _MOST_MOMENTS // 4 + 1).astype(np.int64)
+    chosen: set[int] = set()
+    for first, last in pairwise(edges.tolist()):
+        highest = [first + int(np.argmax(curve[first:last])) for curve in curves]
+        values, times = np.unique(highest, return_counts=True)
+        chosen.update({highest[0], *values[np.argsort(-times, kind="stable")[:3]].tolist()})
+    return np.array(sorted(chosen), dtype=np.int64)
 
 
 def find_options(step: Step, kinds: Sequence[type[Policy]]) -> list[Option]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from memprof.errors import UsageError
 from memprof.planners.base import ScheduleRequest, named_planner
@@ -27,6 +28,8 @@ from memprof.trace.step import Step
 
 #: Number of combinations tried together with a hard memory cap.
 _MOST_HELD = 6
+#: Plans whose reserved bytes are modelled at most, beyond those near the budget, to say what would fit.
+_MOST_COUNTED = 8
 #: A plan is as fast as another if it takes no longer than this many times its step time.
 _AS_FAST = 1.02
 
@@ -45,8 +48,8 @@ def explore(
     """Searches for the fastest plans whose peak is within a budget.
 
     Every plan is replayed as a whole on the recorded steps; sums of savings only propose plans. Combinations of the
-    policies that change sizes are processed in order of step time; with each that does not fit, modules are chosen. A
-    combination that alone is slower than the best plan so far is skipped: recompute only adds to it.
+    policies that change sizes are processed in order of the step time to expect; with each that does not fit, modules
+    are chosen. A combination that alone is slower than the best plan so far is skipped: recompute only adds to it.
 
     An interruption (Ctrl-C) ends the search with the best so far.
 
@@ -61,7 +64,7 @@ def explore(
         known_steps: That search's steps from dry runs.
         again: Those of them that are replayed on ``dry_steps`` first: nothing is searched for if one of them fits and
             is as fast as the fastest was.
-        reserved: Returns what the allocator reserves under a plan; needed where the request counts it.
+        reserved: Returns what the allocator reserves under a plan, if the request counts it; None on the CPU.
 
     Raises:
         PolicyError: Unknown policy.
@@ -237,7 +240,22 @@ def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candid
     return [*fits[first : first + 1], *fits[:first], *fits[first + 1 :]]
 
 
+def _least(bench: Workbench) -> Candidate:
+    """Returns the plan that needs least, reserved bytes included where the budget counts them."""
+
+    def order(one: Candidate) -> tuple[Any, ...]:
+        return bench.host_excess(one) > 0, bench.needed(one), *rank(one)
+
+    for _ in range(_MOST_COUNTED):
+        least = min(bench.archive.values(), key=order)
+        if bench.is_counted(least):
+            return least
+        bench.archive[least.policies] = bench.counted(least, is_near=True)
+    return min(filter(bench.is_counted, bench.archive.values()), key=order, default=least)
+
+
 def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate, took_s: float) -> SearchResult:
+    least = _least(bench)
     fits = _fast_enough(bench, search_request)
     inside = set(map(id, fits))
     others = sorted(
@@ -256,7 +274,7 @@ def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate
             (", ".join(policy.describe() for policy in policies), sentence)
             for policies, sentence in bench.refused.items()
         ),
-        least=min(bench.archive.values(), key=lambda one: (bench.host_excess(one) > 0, bench.needed(one), *rank(one))),
+        least=least,
         was_stopped=bench.was_stopped,
         tried=len(bench.archive),
         took_s=took_s,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.search.effects import Effects, Option, Windows
-from memprof.planners.search.groups import around
+from memprof.planners.search.effects import Effects, Option, Windows, choose_moments
+from memprof.planners.search.groups import are_inside, around
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
@@ -18,9 +18,6 @@ from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
-
-#: Moments at which bytes are compared, at most; of longer steps, the highest of each section.
-_MOST_MOMENTS = 2048
 
 
 def measure_effects(
@@ -35,30 +32,18 @@ def measure_effects(
         bench: Replays plans.
         frame: Policies of the whole step, which stay the same.
         options: The options; those that do not apply are left out.
-        budget_bytes: The budget: of an option that frees nothing where more is live, settings that free less are left
-            out.
+        budget_bytes: The budget: of an option that frees nothing where more is live, or else at the peak, settings that
+            free less are left out.
 
     Returns:
         The effects; None if no option applies.
     """
     base = bench.steps_under(frame)[0]
     live = live_bytes(base).during
-    is_over = live > budget_bytes
-    measured, useless = [], set()
-    for option in options:
-        if option.family in useless:
-            continue
-        policies = (*frame, *option.policies)
-        if bench.try_plan(*policies) is not None:
-            one = _Replayed.of(base, bench.steps_under(policies)[0])
-            measured.append((option, one))
-            if not (one.highest < live)[is_over].any() or (_is_alone(option, options) and one.peak > budget_bytes):
-                useless.add(option.family)
-        if bench.is_late():
-            break
+    measured = _replay(bench, frame, options, budget_bytes)
     if not measured:
         return None
-    moments = _moments([live, *(one.highest for _, one in measured)])
+    moments = choose_moments([live, *(one.highest for _, one in measured)])
     names = {name: row for row, name in reversed(list(enumerate(module_names(base))))}
     freed, cost_us, out_us, in_us, host = [], [], [], [], []
     for option, one in measured:
@@ -88,9 +73,29 @@ def measure_effects(
     )
 
 
-def _is_alone(option: Option, options: Sequence[Option]) -> bool:
-    """Returns whether an option can be combined with no other: every other module is inside its only one."""
-    return all(option.members[0] in around(member) for other in options for member in other.members)
+def _replay(
+    bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option], budget_bytes: int
+) -> list[tuple[Option, _Replayed]]:
+    """Replays options that apply, each for all of its modules; ``measure_effects`` says which are left out."""
+    base = bench.steps_under(frame)[0]
+    live = live_bytes(base).during
+    # Where the peak is within the budget, it is what the allocator reserves, or an uncertain peak, that is above it.
+    is_over = live >= min(budget_bytes + 1, int(live.max(initial=0)))
+    members = {member for option in options for member in option.members}
+    measured, useless = [], set()
+    for option in options:
+        if option.family in useless:
+            continue
+        policies = (*frame, *option.policies)
+        if bench.try_plan(*policies) is not None:
+            one = _Replayed.of(base, bench.steps_under(policies)[0])
+            measured.append((option, one))
+            is_alone = are_inside(members, option.members[0])  # then it can be combined with no other
+            if not (one.highest < live)[is_over].any() or (is_alone and one.highest.max() > budget_bytes):
+                useless.add(option.family)
+        if bench.is_late():
+            break
+    return measured
 
 
 def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
@@ -148,11 +153,6 @@ class _Replayed:
     is_inserted: Bools
     place: Ints
     highest: Ints
-
-    @property
-    def peak(self) -> int:
-        """Its peak bytes."""
-        return int(self.highest.max())
 
     @classmethod
     def of(cls, base: Step, step: Step) -> _Replayed:
@@ -288,20 +288,6 @@ def _windows(
         recomputes = (out_us + in_us == 0) & (phase == "backward")
         work[place, row, columns] = copies_us - np.where(recomputes, 1.0, share) * np.maximum(cost_us, 0.0)
     return Windows(work.reshape(-1, len(modules)), room.reshape(-1))
-
-
-def _moments(curves: Sequence[Ints]) -> Ints:
-    """Returns the operators at which curves are compared: all, or of many the highest of each section in any curve."""
-    count = len(curves[0])
-    if count <= _MOST_MOMENTS:
-        return np.arange(count)
-    edges = np.linspace(0, count, _MOST_MOMENTS // 4 + 1).astype(np.int64)
-    chosen: set[int] = set()
-    for first, last in itertools.pairwise(edges.tolist()):
-        highest = [first + int(np.argmax(curve[first:last])) for curve in curves]
-        values, times = np.unique(highest, return_counts=True)
-        chosen.update({highest[0], *values[np.argsort(-times, kind="stable")[:3]].tolist()})
-    return np.array(sorted(chosen), dtype=np.int64)
 
 
 def _shares(work: Floats) -> Floats:

@@ -90,7 +90,7 @@ class SearchResult:
         fitting: Plans within the budget and the slowdown limit, fastest first, but for a simpler one (`_fast_enough`).
         others: The other plans, closest to the budget first.
         refused: Inapplicable plans, with the reason.
-        least: The plan with the smallest peak.
+        least: The plan that needs least.
         was_stopped: Whether the search stopped before it was complete.
         tried: Number of plans replayed.
         took_s: Duration of the search.

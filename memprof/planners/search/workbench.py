@@ -107,9 +107,15 @@ class Workbench:
         """Returns whether ``needed`` is all that a plan needs, with reserved bytes where the budget counts them."""
         return self.reserved is None or one.reserved_bytes > 0
 
-    def counted(self, one: Candidate) -> Candidate:
-        """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below."""
-        if self.reserved is None or self.is_counted(one) or self.needed(one) > self.counted_bytes * (1 + _NEAR):
+    def counted(self, one: Candidate, *, is_near: bool | None = None) -> Candidate:
+        """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below.
+
+        Args:
+            one: The plan.
+            is_near: Whether its peak is; None to find out.
+        """
+        is_near = self.needed(one) <= self.counted_bytes * (1 + _NEAR) if is_near is None else is_near
+        if self.reserved is None or self.is_counted(one) or not is_near:
             return one
         return replace(one, reserved_bytes=self.reserved(one.plan, fullest_of(self.steps_under(one.policies))))
 
