@@ -161,7 +161,8 @@ class Mixture:
 
     def _peaks_in_update(self, found: Candidate) -> bool:
         """Returns whether a plan exceeds the budget in the optimizer's update, by as much as without its choices."""
-        if found.peak_bytes <= self._budget or found.peak_phase != "optimizer":
+        is_here = found.peak_phase == "optimizer" and found.peak_step == self._step.number
+        if found.peak_bytes <= self._budget or not is_here:
             return False
         during = live_bytes(self._step).during[self._step.ops.phase == "optimizer"]
         return found.peak_bytes >= int(during.max(initial=0))
