@@ -89,14 +89,15 @@ def explore(
         counted_bytes=search_request.budget_bytes,
     )
     known = [one for one in known if not bench.refusals_of(one.policies)]
-    before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
+    before = [one for one in known if bench.may_fit(one, search_request.budget_bytes)]
     bench.archive |= {
-        one.policies: bench.counted(one)
+        one.policies: one
         for one in known
         if split_dry_run(one.policies, (), dry_steps)[0] is split_dry_run(one.policies, (), known_steps)[0]
     }
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
+    recorded = bench.counted(recorded)
     schedule, was_interrupted = None, False
     if bench.needed(recorded) > search_request.budget_bytes:
         try:
@@ -170,7 +171,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
 def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: SearchRequest) -> None:
     """Tries the schedule's own saved tensors, plus a hard memory cap where they would exceed the budget."""
     found = None if policy is None else bench.try_plan(policy)
-    if policy is not None and found is not None and bench.needed(found) > search_request.budget_bytes:
+    if policy is not None and found is not None and not bench.fits(found, search_request.budget_bytes):
         bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request), exceeds=True))
 
 
@@ -247,6 +248,7 @@ def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate
             *rank(one),
         ),
     )
+    least = min(bench.archive.values(), key=lambda one: (bench.host_excess(one) > 0, bench.needed(one), *rank(one)))
     return SearchResult(
         search_request=search_request,
         recorded=recorded,
@@ -256,7 +258,7 @@ def _answer(bench: Workbench, search_request: SearchRequest, recorded: Candidate
             (", ".join(policy.describe() for policy in policies), sentence)
             for policies, sentence in bench.refused.items()
         ),
-        least=min(bench.archive.values(), key=lambda one: (bench.host_excess(one) > 0, bench.needed(one), *rank(one))),
+        least=bench.counted(least),
         was_stopped=bench.was_stopped,
         tried=len(bench.archive),
         took_s=took_s,

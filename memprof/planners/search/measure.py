@@ -21,6 +21,8 @@ from memprof.trace.step import Step
 
 #: Moments at which bytes are compared, at most; of longer steps, the highest of each section.
 _MOST_MOMENTS = 2048
+#: Share of the budget by which live bytes below it count as near it.
+_NEAR = 0.05
 
 
 def measure_effects(
@@ -35,15 +37,20 @@ def measure_effects(
         bench: Replays plans.
         frame: Policies of the whole step, which stay the same.
         options: The options; those that do not apply are left out.
-        budget_bytes: The budget: of an option that frees nothing where more is live, settings that free less are left
-            out.
+        budget_bytes: The budget: of an option that frees nothing where about as much is live, settings that free less
+            are left out.
 
     Returns:
         The effects; None if no option applies.
     """
+    alone = bench.try_plan(*frame)
+    if alone is None:
+        return None
     base = bench.steps_under(frame)[0]
     live = live_bytes(base).during
-    is_over = live > budget_bytes
+    # Plans need more than is live at once: the error of a prediction, and what the allocator reserves beyond it.
+    margin = max(bench.needed(bench.counted(alone)) - alone.peak_bytes, _NEAR * budget_bytes)
+    is_over = live > budget_bytes - margin
     measured, useless = [], set()
     for option in options:
         if option.family in useless:
@@ -52,7 +59,7 @@ def measure_effects(
         if bench.try_plan(*policies) is not None:
             one = _Replayed.of(base, bench.steps_under(policies)[0])
             measured.append((option, one))
-            if not (one.highest < live)[is_over].any() or (_is_alone(option, options) and one.peak > budget_bytes):
+            if not (one.highest < live)[is_over].any():
                 useless.add(option.family)
         if bench.is_late():
             break
@@ -86,11 +93,6 @@ def measure_effects(
         host_bytes=np.concatenate(host),
         windows=_windows(base, modules, names, cost, outs, ins),
     )
-
-
-def _is_alone(option: Option, options: Sequence[Option]) -> bool:
-    """Returns whether an option can be combined with no other: every other module is inside its only one."""
-    return all(option.members[0] in around(member) for other in options for member in other.members)
 
 
 def live_at(base: Step, step: Step, moments: Ints) -> Ints | None:
@@ -148,11 +150,6 @@ class _Replayed:
     is_inserted: Bools
     place: Ints
     highest: Ints
-
-    @property
-    def peak(self) -> int:
-        """Its peak bytes."""
-        return int(self.highest.max())
 
     @classmethod
     def of(cls, base: Step, step: Step) -> _Replayed:
