@@ -20,10 +20,11 @@ from memprof.planners.search.measure import measure_effects
 from memprof.planners.search.mixture import Mixture
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.select import Selection
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.workbench import Workbench, rank
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy
+from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
@@ -345,6 +346,54 @@ def test_no_more_state_is_moved_than_is_needed() -> None:
     assert part in whole.narrower(step)
     sizes = [int(live_bytes(each.transform(step)).during.max()) for each in whole.narrower(step)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def lone_options(step: Step) -> list[Option]:
+    """The settings of a checkpoint of one module."""
+    of_layers = (one for one in find_options(step, [Checkpoint]) if one.group.pattern == "layers.*")
+    return [dataclasses.replace(one, members=one.members[:1], sizes=one.sizes[:1]) for one in of_layers]
+
+
+def test_a_lone_module_is_measured_with_more_than_one_setting() -> None:
+    """One that exceeds the budget by itself may fit together with what changes the optimizer's update."""
+    step = step_named("gpt")
+    effects = measure_effects(bench_of(step), (), lone_options(step), int(live_bytes(step).during.max()) // 2)
+    assert effects is not None
+    assert len(effects.options) > 1
+
+
+def test_what_is_needed_beyond_live_bytes_is_over_the_budget() -> None:
+    """More than one setting is measured where live bytes fit, and not what the allocator reserves or may be live."""
+    step = step_named("gpt")
+    peak = int(live_bytes(step).during.max())
+    bench = Workbench(step, time.monotonic() + 300, needed=lambda one: one.peak_bytes * 5 // 4)
+    effects = measure_effects(bench, (), lone_options(step), peak * 11 // 10)
+    assert effects is not None
+    assert len(effects.options) > 1
+
+
+def test_reserved_bytes_are_modelled_for_plans_that_matter() -> None:
+    """Modelling takes longer than a replay: not for plans that only measure an option, and once for the others."""
+    step = step_named("gpt")
+    peak = int(live_bytes(step).during.max())
+    modelled: list[Plan] = []
+    too_much: list[Plan] = []
+
+    def reserved(plan: Plan, _: Step) -> int:
+        modelled.append(plan)
+        return peak + (plan in too_much)
+
+    needed = SearchRequest(peak).needed
+    bench = Workbench(step, time.monotonic() + 300, needed=needed, reserved=reserved, counted_bytes=peak)
+    effects = measure_effects(bench, (), find_options(step, [Checkpoint]), peak)
+    assert effects is not None
+    assert modelled == [Plan()]
+    measured = sorted((one for one in bench.archive.values() if one.policies and bench.may_fit(one, peak)), key=rank)
+    too_much.append(measured[0].plan)
+    assert not bench.fits(measured[0], peak)
+    assert bench.fits(measured[1], peak)
+    assert [one.policies for one in bench.fitting(peak)[:2]] == [(), measured[1].policies]
+    assert len(modelled) == len(set(modelled)) < len(bench.archive)
 
 
 @pytest.mark.slow

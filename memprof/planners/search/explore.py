@@ -92,14 +92,15 @@ def explore(
         counted_bytes=search_request.budget_bytes,
     )
     known = [one for one in known if not bench.refusals_of(one.policies)]
-    before = [one for one in known if bench.fits(one, search_request.budget_bytes)]
+    before = [one for one in known if bench.may_fit(one, search_request.budget_bytes)]
     bench.archive |= {
-        one.policies: bench.counted(one)
+        one.policies: one
         for one in known
         if split_dry_run(one.policies, (), dry_steps)[0] is split_dry_run(one.policies, (), known_steps)[0]
     }
     recorded = bench.try_plan()
     assert recorded is not None  # an empty plan is never refused
+    recorded = bench.counted(recorded)
     schedule, was_interrupted = None, False
     if bench.needed(recorded) > search_request.budget_bytes:
         try:
@@ -173,7 +174,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
 def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: SearchRequest) -> None:
     """Tries the schedule's own saved tensors, plus a hard memory cap where they would exceed the budget."""
     found = None if policy is None else bench.try_plan(policy)
-    if policy is not None and found is not None and bench.needed(found) > search_request.budget_bytes:
+    if policy is not None and found is not None and not bench.fits(found, search_request.budget_bytes):
         bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request), exceeds=True))
 
 

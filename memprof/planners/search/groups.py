@@ -50,11 +50,6 @@ def around(name: str) -> set[str]:
     return {name, *(name[:place] for place, letter in enumerate(name) if letter == ".")}
 
 
-def are_inside(names: Collection[str], outer: str) -> bool:
-    """Returns whether all modules are inside one, or the one itself."""
-    return all(outer in around(name) for name in names)
-
-
 def are_apart(names: Collection[str], others: Collection[str]) -> bool:
     """Returns whether no module of one collection is one of the other, nor inside or around one."""
     covered = set().union(*map(around, others))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, Option, Windows, choose_moments
-from memprof.planners.search.groups import are_inside, around
+from memprof.planners.search.groups import around
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
@@ -18,6 +19,9 @@ from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
+
+#: Share of the budget by which live bytes below it count as near it.
+_NEAR = 0.05
 
 
 def measure_effects(
@@ -32,15 +36,18 @@ def measure_effects(
         bench: Replays plans.
         frame: Policies of the whole step, which stay the same.
         options: The options; those that do not apply are left out.
-        budget_bytes: The budget: of an option that frees nothing where more is live, or else at the peak, settings that
-            free less are left out.
+        budget_bytes: The budget: of an option that frees nothing where about as much is live, settings that free less
+            are left out.
 
     Returns:
         The effects; None if no option applies.
     """
+    alone = bench.try_plan(*frame)
+    if alone is None:
+        return None
     base = bench.steps_under(frame)[0]
     live = live_bytes(base).during
-    measured = _replay(bench, frame, options, budget_bytes)
+    measured = _replay(bench, frame, alone, options, budget_bytes)
     if not measured:
         return None
     moments = choose_moments([live, *(one.highest for _, one in measured)])
@@ -74,14 +81,13 @@ def measure_effects(
 
 
 def _replay(
-    bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option], budget_bytes: int
+    bench: Workbench, frame: tuple[Policy, ...], alone: Candidate, options: Sequence[Option], budget_bytes: int
 ) -> list[tuple[Option, _Replayed]]:
     """Replays options that apply, each for all of its modules; ``measure_effects`` says which are left out."""
-    base = bench.steps_under(frame)[0]
-    live = live_bytes(base).during
-    # Where the peak is within the budget, it is what the allocator reserves, or an uncertain peak, that is above it.
-    is_over = live >= min(budget_bytes + 1, int(live.max(initial=0)))
-    members = {member for option in options for member in option.members}
+    live = live_bytes(base := bench.steps_under(frame)[0]).during
+    # Plans need more than is live at once: the error of a prediction, and what the allocator reserves beyond it.
+    margin = max(bench.needed(bench.counted(alone)) - alone.peak_bytes, _NEAR * budget_bytes)
+    is_over = live > budget_bytes - margin
     measured, useless = [], set()
     for option in options:
         if option.family in useless:
@@ -90,8 +96,7 @@ def _replay(
         if bench.try_plan(*policies) is not None:
             one = _Replayed.of(base, bench.steps_under(policies)[0])
             measured.append((option, one))
-            is_alone = are_inside(members, option.members[0])  # then it can be combined with no other
-            if not (one.highest < live)[is_over].any() or (is_alone and one.highest.max() > budget_bytes):
+            if not (one.highest < live)[is_over].any():
                 useless.add(option.family)
         if bench.is_late():
             break

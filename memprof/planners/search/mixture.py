@@ -171,7 +171,8 @@ class Mixture:
         return self._bench.fits(found, self._budget)
 
     def _try(self, chosen: Ints) -> Candidate | None:
-        return self._bench.try_plan(*self.frame, *self._effects.policies(chosen))
+        found = self._bench.try_plan(*self.frame, *self._effects.policies(chosen))
+        return None if found is None else self._bench.counted(found)
 
     def _ban(self, chosen: Ints) -> bool:
         """Bans the option of a refused mixture with the fewest modules; returns whether others are left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from memprof.errors import InvariantError, PolicyError
@@ -99,7 +99,7 @@ class Workbench:
             self.refused[key] = f"internal error of memprof: cannot predict this plan: {error}"
             return None
         found = candidate_of(key, (self.step, *self.others), steps, fullest, self.dry_steps)
-        self.archive[key] = found = self.counted(replace(found, host_bytes=host))
+        self.archive[key] = found = replace(found, host_bytes=host)
         self.report(found)
         return found
 
@@ -110,14 +110,19 @@ class Workbench:
     def counted(self, one: Candidate, *, is_near: bool | None = None) -> Candidate:
         """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below.
 
+        They are modelled when they are first asked for, which takes longer than a replay does.
+
         Args:
             one: The plan.
             is_near: Whether its peak is; None to find out.
         """
+        one = self.archive.get(one.policies, one)
         is_near = self.needed(one) <= self.counted_bytes * (1 + _NEAR) if is_near is None else is_near
         if self.reserved is None or self.is_counted(one) or not is_near:
             return one
-        return replace(one, reserved_bytes=self.reserved(one.plan, fullest_of(self.steps_under(one.policies))))
+        reserved_bytes = self.reserved(one.plan, fullest_of(self.steps_under(one.policies)))
+        self.archive[one.policies] = found = replace(one, reserved_bytes=reserved_bytes)
+        return found
 
     def steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
         """Returns the steps under a plan, the one it is chosen on first.
@@ -149,6 +154,10 @@ class Workbench:
 
     def fits(self, one: Candidate, budget_bytes: int) -> bool:
         """Returns whether a plan is within a budget, and its copies within the host's."""
+        return self.may_fit(self.counted(one), budget_bytes)
+
+    def may_fit(self, one: Candidate, budget_bytes: int) -> bool:
+        """Returns the same as far as it is known, without reserved bytes where they were not modelled."""
         return self.needed(one) <= budget_bytes and not self.host_excess(one)
 
     def host_excess(self, one: Candidate) -> int:
@@ -157,11 +166,20 @@ class Workbench:
 
     def fitting(self, budget_bytes: int) -> list[Candidate]:
         """Lists the plans within a budget, fastest first; ties by fewest policies."""
-        return sorted((one for one in self.archive.values() if self.fits(one, budget_bytes)), key=rank)
+        return list(self._fitting(budget_bytes))
 
     def fastest(self, budget_bytes: int) -> Candidate | None:
         """Returns the first of the plans within a budget; None where there is none."""
-        return next(iter(self.fitting(budget_bytes)), None)
+        return next(self._fitting(budget_bytes), None)
+
+    def _fitting(self, budget_bytes: int) -> Iterator[Candidate]:
+        """Yields the plans within a budget; after the deadline, none is modelled once one is known to fit."""
+        has_one = False
+        for one in sorted((one for one in self.archive.values() if self.may_fit(one, budget_bytes)), key=rank):
+            is_known = self.is_counted(one) or not has_one or time.monotonic() < self.deadline
+            if is_known and self.fits(one, budget_bytes):
+                has_one = True
+                yield self.counted(one)
 
 
 def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:
