@@ -154,6 +154,8 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
         frames = [frame for frame in frames if frame_of(frame) in search_request.frames]
     for frame in frames:
         base = bench.try_plan(*frame)
+        if bench.is_late():
+            break
         if base is None or bench.host_excess(base):
             continue
         best = bench.fastest(search_request.budget_bytes)
