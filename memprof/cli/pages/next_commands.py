@@ -28,8 +28,8 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
         checked: Its plans that were dry-run; None if not requested.
     """
     suggest = f"memprof suggest {shlex.quote(found.trace)}"
-    if found.basis.machine:
-        suggest += f" --machine {shlex.quote(found.basis.machine)}"
+    if machine := _machine(found):
+        suggest += f" --machine {shlex.quote(machine)}"
     if found.basis.batch is not None:
         suggest += f" --at-batch {found.basis.batch}"
     if found.basis.length is not None:
@@ -58,6 +58,13 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
     switches = switches_of(found.basis.step, answer.best.plan)
     own = [(f"{again} --emit {switches.target}", switches.words)] if switches is not None else []
     return [*first, *compiled, (f"{again} --explain 1", "what it does, policy by policy"), *own]
+
+
+def _machine(found: Suggestion) -> str:
+    """Returns the device that was searched for, also where it is the recording's own; "" for a size."""
+    recorded_on = found.manifest.machine
+    is_own = found.answer.search_request.counts_reserved and recorded_on.device_kind != "cpu"
+    return found.basis.machine or (find_card(recorded_on.device_name).machine.name if is_own else "")
 
 
 def _train(found: Suggestion, written: Path) -> Command:

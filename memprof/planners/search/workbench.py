@@ -173,12 +173,11 @@ class Workbench:
         return next(self._fitting(budget_bytes), None)
 
     def _fitting(self, budget_bytes: int) -> Iterator[Candidate]:
-        """Yields the plans within a budget; after the deadline, none is modelled once one is known to fit."""
-        has_one = False
-        for one in sorted((one for one in self.archive.values() if self.may_fit(one, budget_bytes)), key=rank):
-            is_known = self.is_counted(one) or not has_one or time.monotonic() < self.deadline
-            if is_known and self.fits(one, budget_bytes):
-                has_one = True
+        """Yields the plans within a budget; after the deadline only those known to fit, unless there is none."""
+        plans = sorted((one for one in self.archive.values() if self.may_fit(one, budget_bytes)), key=rank)
+        known = list(filter(self.is_counted, plans)) if time.monotonic() >= self.deadline else []
+        for one in known or plans:
+            if self.fits(one, budget_bytes):
                 yield self.counted(one)
 
 
