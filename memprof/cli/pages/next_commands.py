@@ -9,7 +9,7 @@ from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.emit.switches import switches_of
-from memprof.machines.card import find_card
+from memprof.launch.dry.dry_job import find_recorded_device
 from memprof.policies.compile.policy import Compile
 from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.trace.manifest import Manifest
@@ -62,9 +62,8 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
 
 def _machine(found: Suggestion) -> str:
     """Returns the device that was searched for, also where it is the recording's own; "" for a size."""
-    recorded_on = found.manifest.machine
-    is_own = found.answer.search_request.counts_reserved and recorded_on.device_kind != "cpu"
-    return found.basis.machine or (find_card(recorded_on.device_name).machine.name if is_own else "")
+    is_own = found.answer.search_request.counts_reserved and not found.basis.machine
+    return find_recorded_device(found.manifest) if is_own else found.basis.machine
 
 
 def _train(found: Suggestion, written: Path) -> Command:
@@ -81,10 +80,7 @@ def _train(found: Suggestion, written: Path) -> Command:
 
 def _dry_flags(manifest: Manifest) -> str:
     """Returns the options of the dry run that a recording of several ranks is."""
-    machine = manifest.machine
-    device = (
-        "" if machine.device_kind == "cpu" else f" --device {shlex.quote(find_card(machine.device_name).machine.name)}"
-    )
+    device = f" --device {shlex.quote(name)}" if (name := find_recorded_device(manifest)) else ""
     nodes = f" --nodes {manifest.dry_nodes}" if manifest.dry_nodes > 1 else ""
     return f"--dry-run{device} --ranks {manifest.dry_ranks}{nodes}"
 

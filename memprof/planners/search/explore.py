@@ -253,7 +253,7 @@ def _least(bench: Workbench) -> Candidate:
         least = min(bench.archive.values(), key=order)
         if bench.is_counted(least):
             return least
-        bench.archive[least.policies] = bench.counted(least, is_near=True)
+        bench.modelled(least)
     return min(filter(bench.is_counted, bench.archive.values()), key=order, default=least)
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, Option, Windows, choose_moments
 from memprof.planners.search.groups import around
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.workbench import NEAR, Workbench
 from memprof.policies.base import Policy
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.runtime.model_names import module_names
@@ -19,9 +18,6 @@ from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.schema import NONE, Bools, Floats, Ints
 from memprof.trace.step import Step
-
-#: Share of the budget by which live bytes below it count as near it.
-_NEAR = 0.05
 
 
 def measure_effects(
@@ -47,7 +43,9 @@ def measure_effects(
         return None
     base = bench.steps_under(frame)[0]
     live = live_bytes(base).during
-    measured = _replay(bench, frame, alone, options, budget_bytes)
+    # Plans need more than is live at once: the error of a prediction, and what the allocator reserves beyond it.
+    margin = max(bench.needed(bench.counted(alone)) - alone.peak_bytes, NEAR * budget_bytes)
+    measured = _replay(bench, frame, options, live, live > budget_bytes - margin)
     if not measured:
         return None
     moments = choose_moments([live, *(one.highest for _, one in measured)])
@@ -81,13 +79,10 @@ def measure_effects(
 
 
 def _replay(
-    bench: Workbench, frame: tuple[Policy, ...], alone: Candidate, options: Sequence[Option], budget_bytes: int
+    bench: Workbench, frame: tuple[Policy, ...], options: Sequence[Option], live: Ints, is_over: Bools
 ) -> list[tuple[Option, _Replayed]]:
     """Replays options that apply, each for all of its modules; ``measure_effects`` says which are left out."""
-    live = live_bytes(base := bench.steps_under(frame)[0]).during
-    # Plans need more than is live at once: the error of a prediction, and what the allocator reserves beyond it.
-    margin = max(bench.needed(bench.counted(alone)) - alone.peak_bytes, _NEAR * budget_bytes)
-    is_over = live > budget_bytes - margin
+    base = bench.steps_under(frame)[0]
     measured, useless = [], set()
     for option in options:
         if option.family in useless:

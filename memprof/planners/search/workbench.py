@@ -18,7 +18,7 @@ from memprof.trace.step import Step
 #: Number of cached steps under plan prefixes, so that plans with equal prefixes share the work.
 _MOST_STEPS = 64
 #: Share of the budget by which a plan may exceed it for its reserved bytes to be modelled: the next one learns from it.
-_NEAR = 0.05
+NEAR = 0.05
 
 #: Returns the most bytes that a device's allocator reserves for a plan, in the fullest of the steps under it.
 ReservedBytes = Callable[[Plan, Step], int]
@@ -107,18 +107,17 @@ class Workbench:
         """Returns whether ``needed`` is all that a plan needs, with reserved bytes where the budget counts them."""
         return self.reserved is None or one.reserved_bytes > 0
 
-    def counted(self, one: Candidate, *, is_near: bool | None = None) -> Candidate:
-        """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below.
+    def counted(self, one: Candidate) -> Candidate:
+        """Returns a plan with its reserved bytes, where the budget counts them and its peak is near it or below."""
+        one = self.archive.get(one.policies, one)
+        return self.modelled(one) if self.needed(one) <= self.counted_bytes * (1 + NEAR) else one
+
+    def modelled(self, one: Candidate) -> Candidate:
+        """Returns a plan with its reserved bytes, where the budget counts them.
 
         They are modelled when they are first asked for, which takes longer than a replay does.
-
-        Args:
-            one: The plan.
-            is_near: Whether its peak is; None to find out.
         """
-        one = self.archive.get(one.policies, one)
-        is_near = self.needed(one) <= self.counted_bytes * (1 + _NEAR) if is_near is None else is_near
-        if self.reserved is None or self.is_counted(one) or not is_near:
+        if self.reserved is None or self.is_counted(one):
             return one
         reserved_bytes = self.reserved(one.plan, fullest_of(self.steps_under(one.policies)))
         self.archive[one.policies] = found = replace(one, reserved_bytes=reserved_bytes)
@@ -176,9 +175,9 @@ class Workbench:
         """Yields the plans within a budget; after the deadline only those known to fit, unless there is none."""
         plans = sorted((one for one in self.archive.values() if self.may_fit(one, budget_bytes)), key=rank)
         known = list(filter(self.is_counted, plans)) if time.monotonic() >= self.deadline else []
-        for one in known or plans:
-            if self.fits(one, budget_bytes):
-                yield self.counted(one)
+        for one in map(self.counted, known or plans):
+            if self.may_fit(one, budget_bytes):
+                yield one
 
 
 def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:
