@@ -15,7 +15,7 @@ from typing import Any
 
 from memprof.launch.outcome.output import spool_of
 from memprof.launch.own_files import digest_of
-from memprof.trace.files.private_file import make_private_folder, write_private
+from memprof.trace.files.private_file import make_private_folder, user_folder, write_private
 
 #: Notes that are kept, the newest ones.
 _MOST_NOTES = 1_000
@@ -36,17 +36,12 @@ class Consent:
 
 def state_folder() -> Path:
     """Returns the user's folder for notes on recordings (XDG Base Directory Specification)."""
-    return _user_folder("XDG_STATE_HOME", ".local/state") / "memprof" / "recordings"
+    return user_folder("XDG_STATE_HOME", ".local/state") / "memprof" / "recordings"
 
 
 def cache_folder() -> Path:
     """Returns the user's folder for dry runs that need not be repeated."""
-    return _user_folder("XDG_CACHE_HOME", ".cache") / "memprof" / "frames"
-
-
-def _user_folder(variable: str, default: str) -> Path:
-    given = os.environ.get(variable, "")
-    return Path(given) if os.path.isabs(given) else Path(os.path.expanduser("~"), default)
+    return user_folder("XDG_CACHE_HOME", ".cache") / "memprof" / "frames"
 
 
 def note_recording(output: Path, files: dict[str, str] | None) -> None:

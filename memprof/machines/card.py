@@ -112,6 +112,8 @@ class Architecture:
     Attributes:
         name: Its name, such as ``Hopper``.
         threads: Maximum number of threads on a multiprocessor.
+        blocks: Maximum number of blocks on one.
+        shared_bytes: Shared memory of one.
         cublas_workspace_bytes: Workspace torch allocates per cuBLAS handle.
         older_workspace_bytes: The same before torch 2.12.
         attention: Kernels of scaled dot product attention, in order of preference: ``cudnn``, ``flash``, ``efficient``.
@@ -121,6 +123,8 @@ class Architecture:
 
     name: str
     threads: int
+    blocks: int
+    shared_bytes: int
     cublas_workspace_bytes: int
     older_workspace_bytes: int
     attention: tuple[str, ...]
@@ -151,6 +155,8 @@ def _by_capability() -> dict[str, Architecture]:
         capability: Architecture(
             name=row["name"],
             threads=row["threads"],
+            blocks=row["blocks"],
+            shared_bytes=row["shared_kib"] << 10,
             older_workspace_bytes=row.get("older_workspace", row["cublas_workspace"]),
             cublas_workspace_bytes=row["cublas_workspace"],
             attention=tuple(row["attention"]),

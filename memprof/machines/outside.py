@@ -13,6 +13,8 @@ from memprof.machines.catalogue import CONTEXT_BYTES
 _MIB = 1 << 20
 #: Most bytes of a call, and in backward the weight's besides.
 MOST_CONVOLUTION_BYTES = 128 << 20
+#: Partial sums of as many tiles of 128 x 256 numbers as the largest cards have multiprocessors, about.
+MOST_PARTIAL_BYTES = 16 << 20
 CONVOLUTIONS_SOURCE = (
     "a snapshot of a ResNet-50 under torch 2.1, in which 26 of 53 convolutions take 134,217,728 bytes and gradients of "
     "weights as many and the weight's"
@@ -81,7 +83,7 @@ NCCL_PEER = OutsideMemory(
 NCCL_FAR = OutsideMemory(0, 512 * _MIB, "between machines: 512 MiB in github.com/NVIDIA/nccl/issues/2363")
 
 
-def workspace_interval(estimated_bytes: int, weight_bytes: int) -> tuple[int, int]:
+def workspace_interval(estimated_bytes: int, weight_bytes: int, *, is_asked: bool = False) -> tuple[int, int]:
     """Returns how much less and how much more a job may take than with the estimated workspaces.
 
     One call runs at a time, and its workspace is freed after it: the peak differs by one call's at most.
@@ -89,10 +91,13 @@ def workspace_interval(estimated_bytes: int, weight_bytes: int) -> tuple[int, in
     Args:
         estimated_bytes: The largest workspace estimated for a call.
         weight_bytes: The largest weight of a convolution.
+        is_asked: cuDNN stated them: partial sums of one wave of blocks are what it may choose otherwise.
 
     Returns:
         A number that is not positive, and one that is positive.
     """
+    if is_asked:
+        return -min(estimated_bytes, MOST_PARTIAL_BYTES), MOST_PARTIAL_BYTES
     return -estimated_bytes, MOST_CONVOLUTION_BYTES + weight_bytes
 
 

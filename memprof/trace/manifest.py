@@ -83,6 +83,7 @@ class Machine(_Json):
         capacity_bytes: Memory of the recorded device.
         driver: Version of the device's driver; empty on CPU.
         cuda: Version of CUDA; empty on CPU.
+        cudnn: Version of the cuDNN that stated the workspaces of convolutions in a dry run; empty elsewhere.
         allocator_settings: ``PYTORCH_ALLOC_CONF`` as the job saw it.
         os: For example ``Linux 6.8``.
         speed: Its speed; unknown in recordings of older versions, and in those made inside a ``with`` statement.
@@ -99,6 +100,7 @@ class Machine(_Json):
     capacity_bytes: int = 0
     driver: str = ""
     cuda: str = ""
+    cudnn: str = ""
     allocator_settings: str = ""
     os: str = ""
     speed: Speed = field(default_factory=Speed)

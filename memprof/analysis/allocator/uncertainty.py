@@ -84,7 +84,8 @@ def _convolution_bytes(trace: Trace) -> tuple[int, int]:
     """Returns how much less and more a job may take for workspaces of convolutions; zeros where none ran."""
     estimated, used = _calls(trace, CONVOLUTIONS)
     weights = used.requested_bytes[used.category == "parameter"]
-    return workspace_interval(estimated, int(weights.max(initial=0))) if len(used) else (0, 0)
+    is_asked = bool(trace.manifest.machine.cudnn)
+    return workspace_interval(estimated, int(weights.max(initial=0)), is_asked=is_asked) if len(used) else (0, 0)
 
 
 def _transform_bytes(trace: Trace) -> tuple[int, int]:

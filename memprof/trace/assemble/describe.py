@@ -142,6 +142,7 @@ def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
         device_kind="cuda" if kind == "rocm" else kind,
         capacity_bytes=known.get("capacity_bytes", 0),
         driver=known.get("driver", ""),
+        cudnn=known.get("cudnn", ""),
         cuda=f"ROCm {known['cuda']}" if kind == "rocm" else known.get("cuda", ""),
     )
 

@@ -44,6 +44,17 @@ class FileSizeLimitError(OSError):
         return str(self.strerror)
 
 
+def user_folder(variable: str, default: str) -> Path:
+    """Returns a folder of this user's (XDG Base Directory Specification).
+
+    Args:
+        variable: The environment variable that names it, such as ``XDG_CACHE_HOME``; a relative path is ignored.
+        default: Where it is otherwise, below the home folder.
+    """
+    given = Path(os.environ.get(variable, ""))
+    return given if given.is_absolute() else Path("~").expanduser() / default
+
+
 def file_size_limit() -> int | None:
     """Returns the current size limit in bytes on this process's files; None without a limit."""
     if _resource is None:

@@ -17,6 +17,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.tensor_memory import parts_of
 from memprof.replay.allocator.rules import settings_from_options
 from memprof.trace.files.spool import UNUSED_DEVICE
+from memprof.virtual.cudnn.answers import Answers
 from memprof.virtual.device import cuda, face
 from memprof.virtual.device.autocast import Casts
 from memprof.virtual.device.calls import DeviceCalls
@@ -71,7 +72,8 @@ class VirtualDevice:
         self.memory = VirtualMemory(settings, context_bytes=card.context_bytes, is_strict=is_strict)
         self._request = request
         self._snapshots: JobSnapshots | None = None
-        self._kernels = DeviceKernels(card.architecture, self.memory, card.machine.multiprocessors)
+        self._answers = Answers.find(card, torch.__version__)
+        self._kernels = DeviceKernels(card.architecture, self.memory, card.machine.multiprocessors, self._answers)
         self._casts = Casts()
         self._fused = FusedKernels()
         self._sums = GradientSums()
@@ -178,7 +180,7 @@ class VirtualDevice:
 
     def events(self, log: RawLog) -> VirtualEvents:
         """Returns the component that reports the device to a recording."""
-        return VirtualEvents(log, self.memory, self.card)
+        return VirtualEvents(log, self.memory, self.card, self._answers.name)
 
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
@@ -226,18 +228,20 @@ class VirtualDevice:
 class VirtualEvents:
     """Replaces the allocator's history and the driver's samples (`recorder.sources`)."""
 
-    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card) -> None:
+    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card, cudnn: str) -> None:
         """Stores the components; logs nothing yet.
 
         Args:
             log: Destination of the rows.
             memory: The device's memory.
             card: Properties of the device.
+            cudnn: Version of the cuDNN that is asked for workspaces; "" where they are estimated.
         """
         self.is_running = False
         self._log = log
         self._memory = memory
         self._card = card
+        self._cudnn = cudnn
         self._is_described = False
 
     def start(self) -> bool:
@@ -267,7 +271,7 @@ class VirtualEvents:
         log, card, memory = self._log, self._card, self._memory
         if not self._is_described:
             self._is_described = True
-            log.record("device", card.describe(memory.device))
+            log.record("device", {**card.describe(memory.device), "cudnn": self._cudnn})
         reserved = memory.reserved_bytes
         used = reserved + card.context_bytes
         number = log.intern("devices", memory.device)

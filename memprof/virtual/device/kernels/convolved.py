@@ -1,7 +1,8 @@
 """Convolutions as cuDNN runs them: workspaces, and results in another layout than on the CPU.
 
-Snapshots of an H200 (torch 2.11, cuDNN 9.19) have these copies and up to 512 bytes more in most convolutions; some have
-several MiB more, some gradients of weights many copies of the weight, and some convolutions of few channels nothing.
+cuDNN itself is asked where it is installed (`memprof.virtual.cudnn`). Otherwise they are estimates: snapshots of an
+H200 (torch 2.11, cuDNN 9.19) have copies and up to 512 bytes more in most convolutions; some have several MiB more,
+some gradients of weights many copies of the weight, and some convolutions of few channels nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch._meta_registrations import calc_conv_nd_return_shape
 
+from memprof.virtual.cudnn.answers import Answers
+from memprof.virtual.cudnn.library import Call, Rules, Tensor
 from memprof.virtual.device.memory import FREE, RESULTS, copied_steps, result_at
 
 #: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
@@ -23,60 +26,136 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TYPES = (*_HALF, torch.float32)
 #: Bytes that cuDNN needs in addition: 16 to 400 in snapshots.
 _MORE = 256
+#: Rows of a product of matrices are aligned to 16 bytes, or to 8 where the work for each copied number is little: on an
+#: H200 in half precision, 1 x 1 convolutions of 14 x 14 are products for 256 and 1,024 channels (205 products for each
+#: number), not for 512 and 1,024 (341), and never for 7 x 7.
+_ROW_BYTES, _LITTLE_WORK = 8, 256
+#: A product's partial gradients are taken while they are at most this many times the copies (1.04 are, 1.74 are not).
+_MORE_THAN_COPIES = 1.25
+#: cuDNN's numbers of types.
+_NUMBERS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
 _aten = torch.ops.aten
 _Gradients = tuple[torch.Tensor | None, ...]
 
 
-def convolution_steps(args: Any, result: Any) -> list[int]:
-    """Arguments in another layout are copied, the input of a 1-D convolution before there is a result.
+class Convolutions:
+    """What convolutions allocate and free around their results on one device."""
 
-    Tensor cores need channels last: cuDNN copies other layouts to its workspace, and the result back.
+    def __init__(self, answers: Answers | None, *, has_tf32: bool) -> None:
+        """Starts with no call.
 
-    Source: _convolution (native/Convolution.cpp), cudnn_convolution_forward (native/cudnn/ConvShared.cpp).
-    """
-    tensor, weight, groups = args[0], args[1], args[-1]
-    form = layout_of(tensor, weight)
-    before, after = copied_steps(tensor, form), copied_steps(weight, form)
-    steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
-    if _is_product(weight, groups):
+        Args:
+            answers: cuDNN's workspaces; None where they are estimated.
+            has_tf32: Whether tensor cores take fp32.
+        """
+        self._answers = answers
+        self._has_tf32 = has_tf32
+        self._tried: set[Call] = set()
+
+    def steps_of(self, func: Any, args: Any, result: Any) -> list[int] | None:
+        """Returns bytes to allocate, FREE and RESULTS in the order of a convolution; None for other operators."""
+        packet = getattr(func, "overloadpacket", None)
+        if packet is _aten.convolution:
+            return self._forward(args, result)
+        return self._backward(args) if packet is _aten.convolution_backward else None
+
+    def _forward(self, args: Any, result: Any) -> list[int]:
+        """Arguments in another layout are copied, the input of a 1-D convolution before there is a result.
+
+        Source: _convolution (native/Convolution.cpp), cudnn_convolution_forward (native/cudnn/ConvShared.cpp).
+        """
+        tensor, weight, groups, is_transposed = args[0], args[1], args[-1], args[-3]
+        form = layout_of(tensor, weight)
+        before, after = copied_steps(tensor, form), copied_steps(weight, form)
+        steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
+        if _is_product(tensor, weight, args[3], groups):
+            return steps
+        asked = self._asked("data" if is_transposed else "forward", tensor, weight, result, form, args[3:])
+        if asked is not None:
+            return [*steps, *asked]
+        workspace = 0 if _is_pointwise(weight, groups) else self._rearranged([tensor, weight, result], weight, groups)
+        return [*steps, workspace] if workspace else steps
+
+    def _backward(self, args: Any) -> list[int]:
+        """Gradients of the input and of the weight each have a call with a workspace; that of the bias comes last.
+
+        What has another layout is copied: the result's gradient and the input of a 1-D convolution for both calls
+        (cudnn_convolution_backward, native/cudnn/ConvShared.cpp).
+        """
+        gradient, tensor, weight = args[:3]
+        stride, is_transposed, groups, mask = args[4], args[7], args[-2], args[-1]
+        form, is_line = layout_of(tensor, weight), tensor.dim() == 3
+        steps = [*(copied_steps(tensor, form) if is_line else []), *copied_steps(gradient, form)]
+        rearranged = self._rearranged([tensor, gradient, weight], weight, groups)
+        of_input: list[int] | None = []
+        if mask[0] and not _is_product(tensor, weight, stride, groups):
+            kind = "forward" if is_transposed else "data"
+            of_input = self._asked(kind, tensor, weight, gradient, form, args[4:-1])
+            if of_input is None:
+                of_input = [] if _is_pointwise(weight, groups) else [rearranged]
+        partial = _partial_bytes(tensor, weight, stride, groups)
+        is_product = partial and tensor.shape[2:].numel() * tensor.element_size() % _CHANNEL_BYTES == 0
+        of_weight: list[int] | None = None
+        if mask[1] and not (is_product and partial <= _MORE_THAN_COPIES * rearranged):
+            of_weight = self._asked("weight", tensor, weight, gradient, form, args[4:-1])
+        if of_weight is None:
+            of_weight = [min(partial, rearranged) if partial else rearranged]
+        needed: tuple[list[int], ...] = (
+            [*copied_steps(weight, form), *(of_input or ())],
+            [*([] if is_line else copied_steps(tensor, form)), *of_weight],
+            [],
+        )
+        for place, sizes in enumerate(needed):
+            if mask[place]:
+                taken = [size for size in sizes if size]
+                steps += [result_at(place), *taken, *[FREE] * (len(taken) - 2 * taken.count(FREE))]
         return steps
-    workspace = _rearranged([tensor, weight, result], weight, groups)
-    return [*steps, workspace] if workspace else steps
 
+    def _asked(
+        self, kind: str, tensor: Any, weight: Any, result: Any, form: torch.memory_format, options: Any
+    ) -> list[int] | None:
+        """Returns the workspace that cuDNN states, in a first call of ``benchmark`` after the largest it tries.
 
-def convolution_backward_steps(args: Any, _result: Any) -> list[int]:
-    """Gradients of the input and of the weight each have a call with a workspace; that of the bias comes last.
+        Args:
+            kind: The call (`Call.kind`).
+            tensor: The convolution's input.
+            weight: Its weight.
+            result: Its result, or the gradient of that.
+            form: The layout in which it computes.
+            options: Stride, padding, dilation, whether it is transposed, its output's padding and its groups.
+        """
+        call = _call_of(kind, tensor, weight, result, form, options)
+        if self._answers is None or call is None:
+            return None
+        is_fixed = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        rules = Rules(is_deterministic=is_fixed, allows_tf32=_allows_tf32())
+        answer = self._answers.ask(call, rules)
+        if answer is None:
+            return None
+        is_first = torch.backends.cudnn.benchmark and call not in self._tried
+        self._tried.add(call)
+        return [*([answer.most_bytes, FREE] if is_first and answer.most_bytes else []), answer.workspace_bytes]
 
-    What has another layout is copied: the result's gradient and the input of a 1-D convolution for both calls
-    (cudnn_convolution_backward, native/cudnn/ConvShared.cpp).
-    """
-    gradient, tensor, weight = args[:3]
-    stride, groups, mask = args[4], args[-2], args[-1]
-    form, is_line = layout_of(tensor, weight), tensor.dim() == 3
-    workspace = _rearranged([tensor, gradient, weight], weight, groups)
-    steps = [*(copied_steps(tensor, form) if is_line else []), *copied_steps(gradient, form)]
-    needed: tuple[list[int], ...] = (
-        [*copied_steps(weight, form), 0 if _is_product(weight, groups) else workspace],
-        [*([] if is_line else copied_steps(tensor, form)), _of_weight(tensor, weight, stride, groups, workspace)],
-        [],
-    )
-    for place, sizes in enumerate(needed):
-        if mask[place]:
-            taken = [size for size in sizes if size]
-            steps += [result_at(place), *taken, *[FREE] * len(taken)]
-    return steps
-
-
-def _of_weight(tensor: Any, weight: Any, stride: Any, groups: int, rearranged: int) -> int:
-    """Returns the workspace of a weight's gradient: a product has a partial one in fp32 of each sample, or copies.
-
-    In fp32, copies where channels are padded, too.
-    """
-    if not rearranged or not _is_product(weight, groups) or any(one != 1 for one in stride):
-        return rearranged
-    if tensor.dtype is torch.float32 and _is_padded(tensor, weight):
-        return rearranged
-    return min(int(tensor.shape[0] * weight.numel()) * _FP32, rearranged)
+    def _rearranged(self, tensors: list[Any], weight: Any, groups: int) -> int:
+        """Returns an estimate where cuDNN cannot be asked: copies to channels last, which tensor cores need."""
+        first = tensors[0]
+        if first.dtype not in _TYPES or not 3 <= first.dim() <= 5 or _is_channels_last(first):
+            return 0
+        if first.dtype is torch.float32 and not self._has_tf32:
+            return 0
+        together = _CHANNEL_BYTES // first.element_size()
+        is_padded = _is_padded(first, weight)
+        is_depthwise = groups > 1 and weight.shape[1] == 1
+        if is_padded and (first.dim() != 4 or is_depthwise):
+            return 0
+        if _is_pointwise(weight, groups) or groups > 1:
+            tensors = [tensor for tensor in tensors if tensor is not weight]  # its order is the same in both layouts
+        step = together if first.dtype in _HALF or _is_pointwise(weight, groups) else 1
+        copies = sum(
+            tensor.nbytes // tensor.shape[1] * (-(-tensor.shape[1] // step) * step) if tensor.shape[1] else 0
+            for tensor in tensors
+        )
+        return copies + _MORE
 
 
 def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
@@ -88,30 +167,67 @@ def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _rearranged(tensors: list[Any], weight: Any, groups: int) -> int:
-    first = tensors[0]
-    if first.dtype not in _TYPES or not 3 <= first.dim() <= 5:
-        return 0
-    if _is_channels_last(first):
-        return 0
-    together = _CHANNEL_BYTES // first.element_size()
-    is_padded = _is_padded(first, weight)
-    is_depthwise = groups > 1 and weight.shape[1] == 1  # torch's own kernels (is_depthwise, native/Convolution.cpp)
-    if is_padded and (first.dim() != 4 or is_depthwise):
-        return 0
-    if _is_product(weight, groups) or groups > 1:
-        tensors = [tensor for tensor in tensors if tensor is not weight]  # its order is the same in both layouts
-    step = together if first.dtype in _HALF or _is_product(weight, groups) else 1
-    copies = sum(
-        tensor.nbytes // tensor.shape[1] * (-(-tensor.shape[1] // step) * step) if tensor.shape[1] else 0
-        for tensor in tensors
-    )
-    return copies + _MORE
-
-
-def _is_product(weight: Any, groups: int) -> bool:
-    """Whether a convolution is a product of matrices: forward and the input's gradient need no copies."""
+def _is_pointwise(weight: Any, groups: int) -> bool:
     return groups == 1 and weight.shape[2:].numel() == 1
+
+
+def _is_product(tensor: Any, weight: Any, stride: Any, groups: int) -> bool:
+    """Whether forward or the input's gradient is a product of matrices, which needs no copies."""
+    if not _is_pointwise(weight, groups) or any(one != 1 for one in stride) or _is_channels_last(tensor):
+        return False
+    row_bytes = tensor.shape[2:].numel() * tensor.element_size()
+    made, read = weight.shape[:2]
+    return bool(
+        row_bytes % _CHANNEL_BYTES == 0 or (row_bytes % _ROW_BYTES == 0 and made * read < _LITTLE_WORK * (made + read))
+    )
+
+
+def _partial_bytes(tensor: Any, weight: Any, stride: Any, groups: int) -> int:
+    """Returns the workspace of the gradient of a product's weight, a partial one in fp32 of each sample; 0 for others.
+
+    Where channels are padded, that of fp32 is no product.
+    """
+    if not _is_pointwise(weight, groups) or any(one != 1 for one in stride):
+        return 0
+    if tensor.dtype is torch.float32 and _is_padded(tensor, weight):
+        return 0
+    return int(tensor.shape[0] * weight.numel()) * _FP32
+
+
+def _call_of(kind: str, tensor: Any, weight: Any, result: Any, form: torch.memory_format, options: Any) -> Call | None:
+    """Returns a call as cuDNN gets it; None for one that it does not get. Arguments as for `Convolutions._asked`."""
+    stride, padding, dilation, is_transposed, _, groups = options
+    number = _NUMBERS.get(tensor.dtype)
+    # Depthwise ones have kernels of torch's own (is_depthwise, native/Convolution.cpp).
+    is_depthwise = groups > 1 and weight.shape[1] == 1 and not is_transposed
+    if number is None or is_depthwise or not (tensor.numel() and result.numel()):
+        return None
+    is_line = tensor.dim() == 3  # computed as if it had a height
+    x, y = (result, tensor) if is_transposed else (tensor, result)
+    seen = [_seen(one, form, is_line=is_line) for one in (x, weight, y)]
+    steps, edges, gaps = (
+        (*([first] if is_line else []), *sizes) for first, sizes in ((1, stride), (0, padding), (1, dilation))
+    )
+    return Call(kind, number, seen[0], seen[1], seen[2], steps, edges, gaps)
+
+
+def _seen(tensor: Any, form: torch.memory_format, *, is_line: bool) -> Tensor:
+    """Returns a tensor as cuDNN sees it in a layout; one with a line of values has a height of 1."""
+    sizes = list(tensor.shape)
+    if is_line:
+        sizes.insert(2, 1)
+    places = [0, *range(2, len(sizes)), 1] if form is not torch.contiguous_format else list(range(len(sizes)))
+    strides, step = [0] * len(sizes), 1
+    for place in reversed(places):
+        strides[place] = step
+        step *= sizes[place]
+    return Tensor(tuple(sizes), tuple(strides))
+
+
+def _allows_tf32() -> bool:
+    """Whether convolutions of fp32 may be computed in TF32, by either of torch's settings for it."""
+    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
+    return precision == "tf32" if precision in ("tf32", "ieee") else bool(torch.backends.cudnn.allow_tf32)
 
 
 def _is_padded(tensor: Any, weight: Any) -> bool:

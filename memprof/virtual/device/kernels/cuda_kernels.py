@@ -15,8 +15,10 @@ from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture
 from memprof.recorder.calls.packets import packets
 from memprof.trace.operator_facts import CUBLAS_PRODUCTS, FOURIER_TRANSFORMS
 from memprof.units import format_bytes
+from memprof.virtual.cudnn.answers import Answers
 from memprof.virtual.device.current import CURRENT
 from memprof.virtual.device.kernels.attention import safe_softmax_sizes
+from memprof.virtual.device.kernels.convolved import Convolutions
 from memprof.virtual.device.kernels.formats import low_bit_steps
 from memprof.virtual.device.kernels.indexing import Indexing, median_sizes, sort_sizes, topk_sizes
 from memprof.virtual.device.kernels.recurrent import dropout_state_bytes, gates_bytes, turned_bytes
@@ -46,14 +48,19 @@ _SCALED = {_aten._scaled_mm}
 class DeviceKernels:
     """Allocates the temporary memory of kernels from the device's memory."""
 
-    def __init__(self, architecture: Architecture, memory: VirtualMemory, multiprocessors: int) -> None:
+    def __init__(
+        self, architecture: Architecture, memory: VirtualMemory, multiprocessors: int, answers: Answers | None = None
+    ) -> None:
         """Starts with no kernel run.
 
         Args:
             architecture: Torch's behaviour on the device.
             memory: The device's memory.
             multiprocessors: Number of the device's multiprocessors.
+            answers: cuDNN's workspaces; None where they are estimated.
         """
+        self._answers = answers
+        self._convolutions = Convolutions(answers, has_tf32=architecture.has_bf16_attention)
         self._architecture = architecture
         self._memory = memory
         self._handles: set[tuple[bool, int]] = set()
@@ -97,6 +104,7 @@ class DeviceKernels:
         """Returns what a kernel allocates and frees around its results; None if nothing comes before one of them."""
         steps = (
             self._indexing.steps_of(func, args, result)
+            or self._convolutions.steps_of(func, args, result)
             or steps_of(func, args, result)
             or low_bit_steps(func, args, result)
         )
@@ -109,15 +117,21 @@ class DeviceKernels:
         """Returns notes on which sizes are estimates."""
         if not self._estimated:
             return []
-        names = ", ".join(sorted(self._estimated))
-        notes = [f"workspaces that a library chooses at run time are estimates: those of {names}"]
-        if not self._estimated.isdisjoint(map(str, _CONVOLUTIONS)):
+        notes, estimated = [], set(self._estimated)
+        convolutions = estimated.intersection(map(str, _CONVOLUTIONS))
+        if convolutions and self._answers is not None and self._answers.name:
+            notes.append(self._answers.note())
+            estimated -= convolutions
+        if estimated:
+            names = ", ".join(sorted(estimated))
+            notes.append(f"workspaces that a library chooses at run time are estimates: those of {names}")
+        if convolutions & estimated:
             notes.append(
                 "cuDNN chooses the workspace of a convolution: from none to "
                 f"{format_bytes(outside.MOST_CONVOLUTION_BYTES)}, and in backward the weight's bytes besides "
-                f"({outside.CONVOLUTIONS_SOURCE})"
+                f"({outside.CONVOLUTIONS_SOURCE}); with pip install 'torch-memprof[cudnn]' it is asked, without a GPU"
             )
-        if not self._estimated.isdisjoint(map(str, _TRANSFORMS)):
+        if not estimated.isdisjoint(map(str, _TRANSFORMS)):
             notes.append(
                 "cuFFT chooses the work area of a Fourier transform: one to eight times its complex elements, of which "
                 f"one is counted ({outside.TRANSFORMS_SOURCE})"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from memprof.virtual.device.kernels.convolved import convolution_backward_steps, convolution_steps
 from memprof.virtual.device.memory import FREE, RESULTS, copied_steps, result_at
 
 _aten = torch.ops.aten
@@ -150,6 +149,4 @@ _STEPS: dict[Any, Callable[[Any, Any], list[int]]] = {
     _aten._ctc_loss: _ctc,
     _aten._ctc_loss_backward: _ctc_backward,
     _aten._foreach_norm: _foreach_norm,
-    _aten.convolution: convolution_steps,
-    _aten.convolution_backward: convolution_backward_steps,
 }
