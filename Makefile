@@ -64,7 +64,10 @@ VISION := $(shell grep -E '^(timm|torchvision)==' constraints.txt)
 # other versions of three packages than the rest.
 EXTRAS := .venv-extras
 
-.PHONY: help demo test test-all test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
+# Gigabytes of NVIDIA's, which only dry runs with convolutions ask: beside the environment, not in it.
+CUDNN := .venv-cudnn
+
+.PHONY: help demo test test-all test-cudnn test-extras test-libraries test-torch mutants check bench docs pictures screenshots gpu carry man dist \
     release audit licences clean
 .DEFAULT_GOAL := help
 
@@ -90,6 +93,10 @@ test-all: $(COMPLETE) ## Run the tests, the slow ones too.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
+
+test-cudnn: $(COMPLETE) ## Check workspaces of convolutions against cuDNN itself (no GPU needed).
+	test -d $(CUDNN) || $(PIP_INSTALL) -c constraints.txt --target $(CUDNN) nvidia-cudnn-cu13
+	MEMPROF_CUDNN=1 PYTHONPATH=$(CURDIR)/$(CUDNN) $(BIN)/python -m pytest -n 0 tests/virtual/test_cudnn.py
 
 test-extras: $(EXTRAS)/.ready ## Run the tests of notebooks, experiment trackers and release files.
 	$(EXTRAS)/bin/python -m pytest -n0 -m '' tests/integrations/test_trackers.py tests/integrations/test_notebook_file.py \
@@ -161,7 +168,7 @@ licences: $(EXTRAS)/.ready ## List the licences of the dependencies that are ins
 	$(EXTRAS)/bin/pip-licenses --from=mixed --order=license --format=markdown
 
 clean: ## Remove .venv, caches and everything built.
-	rm -rf $(VENV) $(LIBRARIES) $(EXTRAS) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml
+	rm -rf $(VENV) $(LIBRARIES) $(EXTRAS) $(CUDNN) .venv-torch-* build dist demo*.memprof demo*.memprof.spool demo-plan.toml
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -13,6 +13,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Recordings of tests are not noted as this user's: `suggest` would dry-run their jobs unasked.
 os.environ["XDG_STATE_HOME"] = "/dev/null/state"
+# Whatever is installed: workspaces are estimates but for tests/virtual/test_cudnn.py, which `make test-cudnn` runs.
+os.environ.setdefault("MEMPROF_CUDNN", "0")
 
 from pathlib import Path
 

@@ -163,7 +163,7 @@ class Library:
             CudnnError: It is older than 9.8, or does not know such a device.
             OSError: It cannot be loaded.
         """
-        self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(path))
         self._library.cudnnGetVersion.restype = ctypes.c_size_t
         self.version = int(self._library.cudnnGetVersion())
         if self.version < FIRST_VERSION:

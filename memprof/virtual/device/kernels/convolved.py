@@ -96,7 +96,9 @@ class Convolutions:
         partial = _partial_bytes(tensor, weight, stride, groups)
         is_product = partial and tensor.shape[2:].numel() * tensor.element_size() % _CHANNEL_BYTES == 0
         of_weight: list[int] | None = None
-        if mask[1] and not (is_product and partial <= _MORE_THAN_COPIES * rearranged):
+        if is_product and self._answers is not None and partial <= _MORE_THAN_COPIES * rearranged:
+            of_weight = [partial]
+        elif mask[1]:
             of_weight = self._asked("weight", tensor, weight, gradient, form, args[4:-1])
         if of_weight is None:
             of_weight = [min(partial, rearranged) if partial else rearranged]
