@@ -25,6 +25,8 @@ _MOST_BYTES = 1 << 30
 #: Variables that differ between shells and change no job.
 _OF_SHELLS = ("_", "COLUMNS", "LINES", "OLDPWD", "PPID", "PWD", "SHLVL", "TERM", "WINDOWID")
 _OF_SESSIONS = ("SSH_", "TMUX", "XDG_", "DBUS_", "VSCODE_", "TERM_", "SLURM_JOB", "MEMPROF_")
+#: Packages besides torch whose version decides what a dry run allocates: workspaces of convolutions.
+_DECISIVE = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
 class FrameCache:
@@ -45,7 +47,9 @@ class FrameCache:
             if name not in _OF_SHELLS and not name.startswith(_OF_SESSIONS)
         }
         torch = importlib.metadata.version("torch")
-        job = [__version__, torch, digest, window.skip, window.steps, device, sorted(environment.items())]
+        found = [str(each.version) for name in _DECISIVE for each in importlib.metadata.distributions(name=name)]
+        cudnn = [*found, os.environ.get("MEMPROF_CUDNN", "")]
+        job = [__version__, torch, cudnn, digest, window.skip, window.steps, device, sorted(environment.items())]
         self._job = hashlib.sha256(json.dumps(job).encode()).hexdigest()[:16]
 
     def has_any(self) -> bool:

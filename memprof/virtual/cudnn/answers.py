@@ -36,7 +36,7 @@ class Answer:
 
     Attributes:
         workspace_bytes: Of the engine that torch takes.
-        most_bytes: Of any engine that it may try: what ``torch.backends.cudnn.benchmark`` allocates at first.
+        most_bytes: Of any engine, where they are timed: what is allocated at first.
         is_certain: Whether the first was checked (`partial_sums`).
     """
 
@@ -94,7 +94,7 @@ class Answers:
         """
         if not self.version:
             return None
-        key = f"{call.key()} {int(rules.is_deterministic)}{int(rules.allows_tf32)}"
+        key = f"{call.key()} {int(rules.is_deterministic)}{int(rules.allows_tf32)}{int(rules.is_timed)}"
         if key not in self._known:
             if self._library is None:
                 return None
@@ -132,6 +132,8 @@ class Answers:
                 if first is None:
                     first = bytes_on_card(library, call, candidate, self._card.machine.multiprocessors)
                 most = max(most, candidate.workspace_bytes)
+                if not rules.is_timed:
+                    break
         except CudnnError:  # it does not take such a call, or has no fallback for it
             if first is None:
                 return None

@@ -108,10 +108,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Rules:
-    """What torch filters engines by: ``torch.backends.cudnn.deterministic`` and whether fp32 may use TF32."""
+    """By what torch chooses engines.
+
+    Attributes:
+        is_deterministic: As ``torch.backends.cudnn.deterministic``.
+        allows_tf32: Whether fp32 may be computed in TF32.
+        is_timed: As ``torch.backends.cudnn.benchmark``: engines are timed, with one workspace for all.
+    """
 
     is_deterministic: bool = False
     allows_tf32: bool = True
+    is_timed: bool = False
 
 
 @dataclass(frozen=True)

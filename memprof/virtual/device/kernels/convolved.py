@@ -130,13 +130,14 @@ class Convolutions:
         if self._answers is None or call is None:
             return None
         is_fixed = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        rules = Rules(is_deterministic=is_fixed, allows_tf32=_allows_tf32())
+        is_timed = bool(torch.backends.cudnn.benchmark)
+        rules = Rules(is_deterministic=is_fixed, allows_tf32=_allows_tf32(), is_timed=is_timed)
         answer = self._answers.ask(call, rules)
         if answer is None:
             return None
-        is_first = torch.backends.cudnn.benchmark and call not in self._tried
+        is_first = is_timed and call not in self._tried
         self._tried.add(call)
-        return [*([answer.most_bytes, FREE] if is_first and answer.most_bytes else []), answer.workspace_bytes]
+        return [*([answer.most_bytes, FREE] if is_first else []), answer.workspace_bytes]
 
     def _rearranged(self, tensors: list[Any], weight: Any, groups: int) -> int:
         """Returns an estimate where cuDNN cannot be asked: copies to channels last, which tensor cores need."""
