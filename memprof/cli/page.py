@@ -37,6 +37,7 @@ _COLOURS = {
     "collective": "bright_magenta",
     "unknown": "red",
 }
+_TONES = {"good": "green", "bad": "red"}
 
 
 @dataclass
@@ -70,6 +71,21 @@ class Page:
     def add(self, part: RenderableType | FactTable) -> None:
         """Adds a line of text or a table."""
         self._parts.append(draw(part, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
+
+    def say(self, sentence: str, style: str = "") -> None:
+        """Adds a sentence; it may hold names from a recording."""
+        self.add(Text(printable(sentence), style=style))
+
+    def warn(self, *sentences: str) -> None:
+        """Adds warnings."""
+        for sentence in sentences:
+            self.say(f"warning: {sentence}", "yellow")
+
+    def add_next(self, *commands: tuple[str, str]) -> None:
+        """Adds the commands to run next, each with its reason, below an empty line."""
+        self.add("")
+        for command, reason in commands:
+            self.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {printable(reason)}", "dim")))
 
     def add_section(self, title: str, facts: Table | FactTable, remark: str = "", even_if_empty: bool = False) -> None:
         """Adds a table under its title; skips a table without rows, unless `even_if_empty`."""
@@ -177,7 +193,9 @@ def draw(facts: FactTable, *, has_bars: bool) -> Table:
 
 
 def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:
-    colour = _COLOURS.get(found.category, "")
+    colour = _COLOURS.get(found.category, "") or _TONES.get(found.tone, "")
+    if column.unit.wraps:
+        return Text(printable(found.text), style=colour)
     if column.is_bar:
         return Text("█" * round(_BAR_WIDTH * found.bar), style=colour)
     if column.unit.is_whole_line and not kind:

@@ -48,18 +48,20 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 Texts = np.ndarray[tuple[Any, ...], np.dtype[np.object_]]
 
-CATEGORIES = (
-    "parameter",
-    "buffer",
-    "gradient",
-    "optimizer_state",
-    "input",
-    "activation",
-    "temporary",
-    "workspace",
-    "collective",
-    "unknown",
-)
+#: Categories of memory, and what each is called.
+CATEGORY_LABELS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "activation": "activations",
+    "temporary": "temporaries",
+    "workspace": "kernel workspace",
+    "collective": "communication buffers",
+    "unknown": "uncategorized",
+}
+CATEGORIES = tuple(CATEGORY_LABELS)
 CATEGORY_SOURCES = ("stack", "phases", "size", "profiler")
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")

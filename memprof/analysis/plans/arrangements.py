@@ -42,6 +42,11 @@ class Proposal:
     calls: tuple[str, ...]
 
     @property
+    def source(self) -> str:
+        """How its figures were obtained, one of policies.base.SOURCES."""
+        return "modelled" if self.plan is None else "replayed"
+
+    @property
     def peak_bytes(self) -> int:
         """The worst rank's peak: replayed where memprof applies the arrangement, else modelled."""
         if self.plan is not None and self.plan.prediction is not None:

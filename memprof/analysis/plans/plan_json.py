@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from memprof.analysis.diff.budget import NO_BUDGET
+from memprof.analysis.plans.plan_rows import POLICIES, STAGES, PolicyRow, policy_row
 from memprof.analysis.plans.predict import Forecast, Side
-from memprof.analysis.plans.verify import Compared, Verification
+from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES
+from memprof.analysis.plans.verify import Verification
 from memprof.analysis.report.moments import Moment
+from memprof.analysis.table import records
 from memprof.json_values import Json, number, to_json
-from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.plan_tables import plan_to_tables
 
 #: Schema version; incremented when a key changes meaning or is removed.
 PLAN_SCHEMA = 1
@@ -40,9 +38,7 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "budget_bytes": budget,
         "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
-        "policies": [
-            {**policy_to_json(stage.policy, stage.numerics, stage.how), **to_json(stage)} for stage in made.stages
-        ],
+        "policies": records(STAGES, made.stages),
         "warnings": list(made.warnings),
     }
 
@@ -71,35 +67,17 @@ def verification_to_json(found: Verification) -> Json:
             "time_ratio": number(found.time_error_ratio),
         },
         **(NO_BUDGET if found.budget is None else found.budget.to_json()),
-        "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
-        "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
-        "policies": plan_to_json(found.plan),
+        "phases": records(PHASES, found.phases),
+        "categories": records(CATEGORIES, found.categories),
+        "policies": records(POLICIES, plan_policies(found.plan)),
         "warnings": list(found.warnings),
         "unlike": found.unlike or None,
     }
 
 
-def plan_to_json(plan: Plan) -> list[Json]:
-    """Returns a plan's policies, with their effects as predicted, ready for ``json.dump``."""
-    return [policy_to_json(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
-
-
-def policy_to_json(policy: Policy, numerics: str, how: str) -> Json:
-    """Returns a policy with its settings and effect, ready for ``json.dump``.
-
-    Args:
-        policy: The policy.
-        numerics: Its effect on the numbers of the job.
-        how: How its effect was obtained, one of policies.base.SOURCES.
-    """
-    settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
-    return {
-        "policy": policy.name,
-        "settings": dict(settings),
-        "describe": policy.describe(),
-        "numerics": numerics,
-        "how": how,
-    }
+def plan_policies(plan: Plan) -> list[PolicyRow]:
+    """Returns a plan's policies with their effects as predicted."""
+    return [policy_row(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
 
 
 def _side(side: Side) -> Json:
@@ -121,10 +99,6 @@ def _moment(moment: Moment) -> Json:
         "module": moment.module,
         "source": moment.source.place if moment.source else None,
     }
-
-
-def _compared(row: Compared) -> Json:
-    return {**to_json(row), "error_bytes": row.predicted_bytes - row.measured_bytes}
 
 
 def _ratio(after: float, before: float) -> float | None:

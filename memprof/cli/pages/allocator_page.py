@@ -71,7 +71,7 @@ def show_page(
     if len(trace.ranks) > 1:
         record["rank"] = trace.rank
         which = ", the one with the highest peak" if rank is None else ""
-        page.add(Text(f"rank {trace.rank} of {len(trace.ranks)}{which}", style="dim"))
+        page.say(f"rank {trace.rank} of {len(trace.ranks)}{which}", "dim")
     if is_json:
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
@@ -87,14 +87,12 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
         print(json.dumps(end_to_json(report), indent=2, allow_nan=False))
         return
     unused = report.idle + report.holes
-    page.add(
-        Text(
-            f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved)}) is unused.",
-            style="bold",
-        )
+    page.say(
+        f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
+        f"({_share(unused, report.reserved)}) is unused.",
+        "bold",
     )
-    page.add(Text(f"The recording {NO_HISTORY}: other settings cannot be modelled."))
+    page.say(f"The recording {NO_HISTORY}: other settings cannot be modelled.")
     parts = {
         "requested": report.requested,
         "rounding inside blocks": report.allocated + report.pending - report.requested,
@@ -119,15 +117,13 @@ def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: in
     """
     unused = report.reserved_peak - report.at_growth.allocated
     verb = "would reserve" if report.device == "cpu" else "reserves"
-    page.add(
-        Text(
-            f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved_peak)}) is unused then.",
-            style="bold",
-        )
+    page.say(
+        f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
+        f"({_share(unused, report.reserved_peak)}) is unused then.",
+        "bold",
     )
-    page.add(Text(printable(report.advice)))
-    page.add(Text(_basis(report), style="dim"))
+    page.say(report.advice)
+    page.say(_basis(report), "dim")
     page.add_section("Reserved memory at its first maximum", _split(report), _growth(report))
     page.add_section(
         "Segments with the most free bytes at that time",
@@ -152,16 +148,11 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
         trace: The trace's path as the user gave it.
         top: Maximum rows of the operator table; None for the default.
     """
-    page.add(Text(_static_verdict(report), style="bold"))
+    page.say(_static_verdict(report), "bold")
     if report.device == "cpu":
-        page.add(Text(_AS_IF, style="dim"))
+        page.say(_AS_IF, "dim")
     if not report.has_reads:
-        page.add(
-            Text(
-                "operator inputs were not recorded: storages are planned for their whole lifetime",
-                style="dim",
-            )
-        )
+        page.say("operator inputs were not recorded: storages are planned for their whole lifetime", "dim")
     table = make_table("method", ">bytes", ">above the bound")
     rows: list[tuple[str, int | None]] = [
         (f"all {report.storages:,} storages and workspaces, without reuse", report.total),

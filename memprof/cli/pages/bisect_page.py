@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_words import headline
@@ -61,12 +59,12 @@ def fill_bisection(
     culprit = found.culprit.commit
     words = " or ".join(gate.text for gate in gates)
     if found.between:
-        page.add(Text(f"The first commit with {words} is one of {len(found.between) + 1}; not all could be run:",
-                      style="bold"))  # fmt: skip
+        count = len(found.between) + 1
+        page.say(f"The first commit with {words} is one of {count}; not all could be run:", "bold")
         for commit in (*found.between, culprit):
             page.add(f"  {_named(commit)}")
     else:
-        page.add(Text(f"{culprit.short} is the first commit with {words}.", style="bold"))
+        page.say(f"{culprit.short} is the first commit with {words}.", "bold")
         page.add(f"  {culprit.date}  {printable(culprit.author)}  {printable(culprit.subject)}")
     for merge in found.merges:
         page.add(f"  merged by {_named(merge.commit)}")
@@ -89,7 +87,7 @@ def fill_bisection(
         table.add_row(one.commit.short, one.commit.date, peak, cell(one.commit.subject))
     page.add_section(f"{runs} dry {'run' if runs == 1 else 'runs'}", table)
     page.add("")
-    page.add(Text(f"To see the change: git show {culprit.short}", style="dim"))
+    page.say(f"To see the change: git show {culprit.short}", "dim")
 
 
 def bisection_to_json(found: Bisection, change: Diff, files: Sequence[str], runs: int) -> Json:

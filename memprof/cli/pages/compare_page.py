@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from rich.text import Text
-
 from memprof.analysis.plans.basis import basis_of, link_of
 from memprof.analysis.plans.compare_planners import SHARES, compare_planners
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
@@ -36,8 +34,8 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
     page = Page.for_stdout()
     budgets = {point.share: point.budget_bytes for point in points}
     peak = max(budgets.values()) / max(budgets)
-    page.add(Text(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}."))
-    page.add(Text("Per-operator schedules: a lower bound for plans, which choose whole modules.", style="dim"))
+    page.say(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}.")
+    page.say("Per-operator schedules: a lower bound for plans, which choose whole modules.", "dim")
     page.add_section("Overhead", overheads(points), MARKS)
     page.add_section("Planners", planners())
     page.write()

@@ -38,22 +38,22 @@ def fill_estimate(
         trace: The recording's path, "" without one.
         has_reasons: Also show each formula's source and limitations.
     """
-    page.add(Text(printable(_verdict(found)), style="bold"))
-    page.add(Text(printable(describe_setting(found.setting, found.model)), style="dim"))
+    page.say(_verdict(found), "bold")
+    page.say(describe_setting(found.setting, found.model), "dim")
     if on is not None:
-        page.add(Text(_on_machine(on, found), style="" if on.fits else "yellow"))
+        page.say(_on_machine(on, found), "" if on.fits else "yellow")
     page.add_section("By term", _term_table(found), "of one rank")
-    page.add(Text(printable(_letters(found)), style="dim"))
-    page.add(Text(printable(_moments(found)), style="dim"))
+    page.say(_letters(found), "dim")
+    page.say(_moments(found), "dim")
     if compared is not None:
         page.add_section("Compared with the recording", _compared_table(compared), trace)
     if has_reasons:
         _add_reasons(page, found)
     page.add("")
     for note in found.model.notes:
-        page.add(Text(printable(f"note: {note}"), style="dim"))
+        page.say(f"note: {note}", "dim")
     if isinstance(found.model.shape, int):
-        page.add(Text("note: a parameter count alone does not determine activations: give a shape", style="dim"))
+        page.say("note: a parameter count alone does not determine activations: give a shape", "dim")
     page.add(_next(on, trace))
 
 
@@ -158,14 +158,14 @@ def _share(ratio: float) -> str:
 def _add_reasons(page: Page, found: Estimate) -> None:
     """Adds each term's source and limitations."""
     page.add("")
-    page.add(Text("Sources and limitations of the formulas", style="bold"))
+    page.say("Sources and limitations of the formulas", "bold")
     for term in found.terms:
-        page.add(Text(printable(f"{term.name}: {term.formula}")))
-        page.add(Text(printable(f"  source: {term.source}"), style="dim"))
+        page.say(f"{term.name}: {term.formula}")
+        page.say(f"  source: {term.source}", "dim")
         if term.not_when:
-            page.add(Text(printable(f"  not when: {term.not_when}"), style="dim"))
+            page.say(f"  not when: {term.not_when}", "dim")
     if found.model.source:
-        page.add(Text(printable(f"shape: {found.model.source}")))
+        page.say(f"shape: {found.model.source}")
 
 
 def _next(on: OnMachine | None, trace: str) -> Text:

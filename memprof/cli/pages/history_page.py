@@ -7,8 +7,6 @@ import html
 import math
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
 from memprof.analysis.diff.diff_words import percent
 from memprof.analysis.diff.gates import Gate, measure
@@ -99,13 +97,11 @@ def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Ste
     job = history[-1].job
     where = f" on {printable(job.device)}" if job.device else ""
     skipped = len(history) - len(known)
-    page.add(
-        Text(
-            f"{printable(name)} of {printable(job.command)}{where}, {len(known)} "
-            f"{'commit' if len(known) == 1 else 'commits'}"
-            f"{f' ({skipped} could not be measured)' if skipped else ''}",
-            style="bold",
-        )
+    page.say(
+        f"{name} of {job.command}{where}, {len(known)} "
+        f"{'commit' if len(known) == 1 else 'commits'}"
+        f"{f' ({skipped} could not be measured)' if skipped else ''}",
+        "bold",
     )
     marked = {step.after.commit.hash for step in steps}
     values = [value_of(one, gate) for one in known]
@@ -129,7 +125,7 @@ def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Ste
         page.add(f"No commit changed it by {100 * LEAST_SHARE:.0f} % or more.")
     else:
         page.add("")
-        page.add(Text(f"To see the last change: git show {steps[-1].after.commit.short}", style="dim"))
+        page.say(f"To see the last change: git show {steps[-1].after.commit.short}", "dim")
 
 
 def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> Json:

@@ -6,8 +6,6 @@ import json
 import shlex
 from typing import Any
 
-from rich.text import Text
-
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
 from memprof.analysis.plans.partial_step import PartialStep
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
@@ -37,16 +35,14 @@ def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int
 def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     budget = format_bytes(budget_bytes)
     least = format_bytes(found.least_bytes)
-    page.add(
-        Text(
-            f"No plan yet: {printable(found.trace)} contains no complete step, so the memory of backward and the "
-            f"optimizer is unknown. The peak of a complete step is at least {least}.",
-            style="bold",
-        )
+    page.say(
+        f"No plan yet: {found.trace} contains no complete step, so the memory of backward and the "
+        f"optimizer is unknown. The peak of a complete step is at least {least}.",
+        "bold",
     )
     failure = found.failure
     if failure is not None and not failure.is_caught:
-        page.add(Text(printable(describe_failure(failure))))
+        page.say(describe_failure(failure))
     table = make_table("what", ">bytes", "source")
     for part in found.reached.parts:
         table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
@@ -61,7 +57,7 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     page.add_section("Live in every update", table, f"{format_bytes(found.update_bytes)} in all")
     page.add("")
     for sentence in fits_at_all(found, budget_bytes):
-        page.add(Text(sentence))
+        page.say(sentence)
     commands = [
         (f"memprof record --stop -o small.memprof {words_for_record(found.manifest)}", _smaller(found, budget_bytes)),
         (
@@ -69,8 +65,7 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
             "plans for the batch of this job",
         ),
     ]
-    for command, reason in commands:
-        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+    page.add_next(*commands)
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:

@@ -42,9 +42,8 @@ def fill_rank_page(
         top: Maximum rows per table; None for the default.
     """
     rows = top or _ROWS
-    page.add(Text(describe_ranks(compared), style="bold"))
-    for note in notes:
-        page.add(Text(f"warning: {printable(note)}", style="yellow"))
+    page.say(describe_ranks(compared), "bold")
+    page.warn(*notes)
     page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own highest step")
     page.add_section("Spread by phase", tables.spreads(compared.phases, "phase", rows), "peaks")
     page.add_section("Spread by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
@@ -109,16 +108,16 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
 
 
 def _fill(page: Page, report: LeakReport, rows: int) -> None:
-    page.add(Text(describe_growth(report.growth), style="bold"))
+    page.say(describe_growth(report.growth), "bold")
     if not report.leaks:
         return
-    page.add(Text(describe_leak(report.leaks[0])))
+    page.say(describe_leak(report.leaks[0]))
     page.add(FactTable(LEAKS, report.leaks[:rows]))
 
 
 def _fill_series(page: Page, series: Series, rows: int) -> None:
     ends = ", ".join(format_bytes(size) for size in series.bytes)
     verdict = "grows from each recording to the next" if series.is_growing else "does not grow throughout"
-    page.add(Text(f"Memory in use at the end {verdict}: {ends}.", style="bold"))
+    page.say(f"Memory in use at the end {verdict}: {ends}.", "bold")
     if series.lines:
         page.add(series_lines(series, rows))
