@@ -194,14 +194,13 @@ def draw(facts: FactTable, *, has_bars: bool) -> Table:
 
 def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:
     colour = _COLOURS.get(found.category, "") or _TONES.get(found.tone, "")
-    if column.unit.wraps:
-        return Text(printable(found.text), style=colour)
     if column.is_bar:
         return Text("█" * round(_BAR_WIDTH * found.bar), style=colour)
     if column.unit.is_whole_line and not kind:
         return TailCell(found.text)
     style = "dim" if kind == "rest" and not column.unit.is_number else ""
-    drawn = cell("  " * found.depth + found.text, colour or style)
+    text = "  " * found.depth + found.text
+    drawn = Text(printable(text), style=colour or style) if column.unit.wraps else cell(text, colour or style)
     if found.soft:
         drawn.append(f" {printable(found.soft)}", style="dim")
     for line in found.lines:

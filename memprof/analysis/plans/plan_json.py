@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from memprof.analysis.diff.budget import NO_BUDGET
 from memprof.analysis.plans.plan_rows import POLICIES, STAGES, PolicyRow, policy_row
-from memprof.analysis.plans.predict import Forecast, Side
+from memprof.analysis.plans.predict import Forecast
 from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES
 from memprof.analysis.plans.verify import Verification
-from memprof.analysis.report.moments import Moment
-from memprof.analysis.table import records
+from memprof.analysis.table import BYTES, NUMBER, SIZES, TEXT, US, Column, record, records, row_of
 from memprof.json_values import Json, number, to_json
 from memprof.policies.plan.plan import Plan
 
 #: Schema version; incremented when a key changes meaning or is removed.
 PLAN_SCHEMA = 1
+_MOMENTS = (
+    Column("op_id", None, NUMBER),
+    Column("op", None),
+    Column("module", None),
+    Column("source", None, TEXT, lambda moment: moment.source and moment.source.place),
+)
+#: A recorded and a predicted step.
+SIDES = (
+    Column("peak_allocated_bytes", None, BYTES, attrgetter("peak.allocated_bytes")),
+    Column("peak_reserved_bytes", None, BYTES, attrgetter("reserved_bytes")),
+    Column("peak_phase", None, TEXT, attrgetter("peak.phase")),
+    Column("peak", None, row_of(_MOMENTS)),
+    Column("step_time_us", None, US),
+    Column("phases", None, SIZES, lambda side: {name: one.allocated_bytes for name, one in side.phases.items()}),
+    Column("categories", None, SIZES, lambda side: {name: size for name, size in side.categories.items() if size}),
+)
 
 
 def forecast_to_json(made: Forecast) -> Json:
@@ -27,8 +44,8 @@ def forecast_to_json(made: Forecast) -> Json:
         "length": made.basis.length,
         "lengths": None if made.basis.mix is None else made.basis.mix.to_json(),
         "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
-        "recorded": _side(made.recorded),
-        "predicted": _side(made.predicted),
+        "recorded": record(SIDES, made.recorded),
+        "predicted": record(SIDES, made.predicted),
         "peak_interval_bytes": _interval(made.plan),
         "step_time_interval_us": _time_interval(made.plan),
         "change": {
@@ -78,27 +95,6 @@ def verification_to_json(found: Verification) -> Json:
 def plan_policies(plan: Plan) -> list[PolicyRow]:
     """Returns a plan's policies with their effects as predicted."""
     return [policy_row(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
-
-
-def _side(side: Side) -> Json:
-    return {
-        "peak_allocated_bytes": side.peak.allocated_bytes,
-        "peak_reserved_bytes": side.reserved_bytes,
-        "peak_phase": side.peak.phase,
-        "peak": _moment(side.peak),
-        "step_time_us": number(side.step_time_us),
-        "phases": {phase: moment.allocated_bytes for phase, moment in side.phases.items()},
-        "categories": {name: size for name, size in side.categories.items() if size},
-    }
-
-
-def _moment(moment: Moment) -> Json:
-    return {
-        "op_id": moment.op_id,
-        "op": moment.op,
-        "module": moment.module,
-        "source": moment.source.place if moment.source else None,
-    }
 
 
 def _ratio(after: float, before: float) -> float | None:

@@ -10,9 +10,10 @@ from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
 from memprof.analysis.plans.partial_step import PartialStep
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
-from memprof.cli.page import Page, make_table
+from memprof.analysis.table import BYTES, TEXT, WORDS, FactTable, shown
+from memprof.cli.page import Page
 from memprof.errors import InconclusiveError
-from memprof.units import format_bytes, printable
+from memprof.units import format_bytes
 
 
 def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
@@ -32,6 +33,13 @@ def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int
     return InconclusiveError.exit_code
 
 
+_PARTS = (
+    shown("what", TEXT, lambda part: part[0]),
+    shown("bytes", BYTES, lambda part: part[1]),
+    shown("source", WORDS, lambda part: part[2]),
+)
+
+
 def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     budget = format_bytes(budget_bytes)
     least = format_bytes(found.least_bytes)
@@ -43,29 +51,27 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     failure = found.failure
     if failure is not None and not failure.is_caught:
         page.say(describe_failure(failure))
-    table = make_table("what", ">bytes", "source")
-    for part in found.reached.parts:
-        table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
+    reached = [(str(part.key or "other").replace("_", " "), part.bytes, "recorded") for part in found.reached.parts]
     if found.asked_bytes:
-        table.add_row("failed request", format_bytes(found.asked_bytes), "recorded")
-    page.add_section("Peak of the recorded part", table, printable(found.moment.describe()))
-    table = make_table("what", ">bytes", "source")
-    table.add_row("parameters, buffers", format_bytes(found.parameter_bytes), "recorded")
-    table.add_row("gradients", format_bytes(found.gradient_bytes), "same size as the trained parameters")
+        reached.append(("failed request", found.asked_bytes, "recorded"))
+    page.add_section("Peak of the recorded part", FactTable(_PARTS, reached), found.moment.describe())
     known = f"; that of {', '.join(found.unknown)} is not known" if found.unknown else ""
-    table.add_row("optimizer state", format_bytes(found.state_bytes), f"by the optimizer's class and settings{known}")
-    page.add_section("Live in every update", table, f"{format_bytes(found.update_bytes)} in all")
+    live = (
+        ("parameters, buffers", found.parameter_bytes, "recorded"),
+        ("gradients", found.gradient_bytes, "same size as the trained parameters"),
+        ("optimizer state", found.state_bytes, f"by the optimizer's class and settings{known}"),
+    )
+    page.add_section("Live in every update", FactTable(_PARTS, live), f"{format_bytes(found.update_bytes)} in all")
     page.add("")
     for sentence in fits_at_all(found, budget_bytes):
         page.say(sentence)
-    commands = [
+    page.add_next(
         (f"memprof record --stop -o small.memprof {words_for_record(found.manifest)}", _smaller(found, budget_bytes)),
         (
             f"memprof suggest small.memprof --budget {budget.replace(' ', '')} --at-batch {found.batch or 'N'}",
             "plans for the batch of this job",
         ),
-    ]
-    page.add_next(*commands)
+    )
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:

@@ -6,8 +6,6 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from memprof.analysis.allocator.allocator_report import fullest_rank
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth
 from memprof.analysis.leaks.leak import describe_leak
@@ -51,10 +49,8 @@ def fill_rank_page(
     clocks = found.describe_clocks() or "recorded steps"
     page.add_section("Stragglers at collectives", tables.stragglers(found, rows), clocks)
     page.add_section("Longest waits at collectives", tables.late_collectives(found, min(rows, 6)))
-    page.add("")
     if compared.worst is not None:
-        command = f"memprof report {shlex.quote(trace)} --rank {compared.worst}"
-        page.add(Text.assemble(("next: ", "dim"), command, ("  what fills the worst rank", "dim")))
+        page.add_next((f"memprof report {shlex.quote(trace)} --rank {compared.worst}", "what fills the worst rank"))
 
 
 def describe_ranks(compared: RankComparison) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from rich.text import Text
-
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_tables import changed, moments
 from memprof.analysis.diff.diff_words import TITLES, headline, moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.cli.page import Page
-from memprof.units import format_bytes_change, printable
+from memprof.units import format_bytes_change
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
@@ -49,15 +47,11 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
     if passed:
         page.add("")
         page.say(f"passed: {', '.join(passed)}", "green")
-    page.add("")
+    base, head = map(shlex.quote, names)
     if any(name.endswith(".json") for name in names):
-        command, reason = f"memprof report {shlex.quote(names[1])}", "what fills it now"
+        page.add_next((f"memprof report {head}", "what fills it now"))
     else:
-        command, reason = (
-            f"memprof dashboard {shlex.quote(names[0])} {shlex.quote(names[1])}",
-            "compare both in a browser",
-        )
-    page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+        page.add_next((f"memprof dashboard {base} {head}", "compare both in a browser"))
 
 
 def _explain(page: Page, found: Diff) -> None:
