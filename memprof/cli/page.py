@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.table import Cell, Column, FactTable
-from memprof.cli.harmless import harmless
+from memprof.harmless import harmless
 from memprof.units import printable
 
 _UNCUT_WIDTH = 10_000

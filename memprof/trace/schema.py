@@ -115,6 +115,11 @@ class Column:
         return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
 
 
+def read_shape(text: str) -> tuple[int, ...]:
+    """Returns the dimensions that a column ``shape`` spells, such as ``16x128``; none for a scalar."""
+    return tuple(map(int, text.split("x"))) if text else ()
+
+
 def _column(kind: str, meaning: str, values: tuple[str, ...] = (), *, is_open: bool = False) -> Any:
     return field(metadata={"kind": kind, "meaning": meaning, "values": values, "is_open": is_open})
 

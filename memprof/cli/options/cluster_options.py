@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.command_classes import option
+from memprof.cli.options.command_classes import add_all, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ CLUSTER_FLAGS = ("devices", "devices_per_node", "node_link", "global_batch", "la
 
 def cluster_options(command: F) -> F:
     """Adds ``--devices`` and what describes them; the command passes these options to ``read_cluster``."""
-    options = (
+    return add_all(
         option(
             "--devices",
             group=_GROUP,
@@ -64,10 +64,7 @@ def cluster_options(command: F) -> F:
             help="Samples of an update over all devices.  [default: the recorded batch on each]",
         ),
         option("--layout", group=_GROUP, metavar="TEXT", help="Fix a part of the arrangement: tp=8,pp=4,zero=3."),
-    )
-    for add in reversed(options):
-        command = add(command)
-    return command
+    )(command)
 
 
 def read_cluster(

@@ -6,24 +6,29 @@ import json
 import shlex
 from typing import Any
 
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
-from memprof.analysis.plans.partial_step import PartialStep
+from memprof.analysis.plans.partial_step import PartialStep, examine_partial
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.table import BYTES, TEXT, WORDS, FactTable, shown
 from memprof.cli.page import Page
 from memprof.errors import InconclusiveError
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 
-def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
-    """Prints what was recorded; returns the exit code for an inconclusive result.
+def suggest_for_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: bool) -> int:
+    """Prints what a recording without a complete step shows; returns the exit code for an inconclusive result.
 
     Args:
-        found: The partial step.
-        budget_bytes: The memory budget in bytes.
+        opened: The recording.
+        search_request: Makes the search request, whose budget is used, from the recorded peak.
         is_json: Print JSON instead of a page.
     """
+    found = examine_partial(opened)
+    budget_bytes = search_request(found.least_bytes, room_of(opened)).budget_bytes
     if is_json:
         print(json.dumps(_json(found, budget_bytes), indent=2, allow_nan=False))
     else:

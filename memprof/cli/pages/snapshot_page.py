@@ -6,12 +6,19 @@ import json
 import shlex
 from typing import Any
 
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import CHANGES, PLANS, REFUSED, PlanRow, PolicyRow, plan_tables
 from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.change_search import search_snapshot
+from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.table import FactTable, records
+from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import Page
-from memprof.errors import GateFailedError
+from memprof.errors import GateFailedError, UsageError
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_count, printable
 
 #: What only a recording of the job itself allows.
@@ -21,14 +28,40 @@ _NEEDS = (
 )
 
 
-def show_snapshot_plans(found: SnapshotPlans, *, is_json: bool) -> int:
-    """Prints the plans for a snapshot; returns the exit code.
+def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions) -> int:
+    """Prints what would make the job of an imported snapshot fit.
 
     Args:
-        found: The result of the search.
-        is_json: Print JSON instead of a page.
+        opened: The snapshot.
+        search_request: Makes the search request from the peak.
+        given: The options.
+
+    Returns:
+        The exit code: 4 if nothing fits.
+
+    Raises:
+        UsageError: An option needs operators.
     """
-    if is_json:
+    runs = (given.target, given.check, given.compile_runs, given.cluster, *given.compiled)
+    if any((given.written, given.explained, given.size.option, *runs)):
+        raise UsageError(
+            f"{given.trace} is imported and has no operators: suggest takes --budget, --machine, --allow, --forbid, "
+            "--world-size, --step, --rank and --json for it. For plan files and other sizes, record the job itself "
+            "with memprof record (or --dry-run)."
+        )
+    planned = step_to_plan(opened, given.step_number)
+    peak = int(live_bytes(planned.step).during.max(initial=0))
+    request = search_request(peak, room_of(opened, given.world_size), world_size=given.world_size)
+    found = search_snapshot(
+        opened,
+        planned,
+        request.budget_bytes,
+        request.allow,
+        request.forbid,
+        request.world_size,
+        counts_reserved=request.counts_reserved,
+    )
+    if given.is_json:
         print(json.dumps(_json(found), indent=2, allow_nan=False))
     else:
         page = Page.for_stdout()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.gate_options import HISTORY_FILE, commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.commits import Job

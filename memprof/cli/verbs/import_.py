@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.harmless import notify
+from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
 if TYPE_CHECKING:

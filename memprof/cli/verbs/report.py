@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.shared_options import force_option, json_option, open_trace
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.trace.store import Trace

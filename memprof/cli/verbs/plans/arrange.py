@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from memprof.analysis.plans.arrangements import ClusterRequest
-    from memprof.analysis.plans.basis import Basis
-    from memprof.machines.catalogue import Accelerator
-    from memprof.planners.search.request import SearchRequest
-    from memprof.trace.store import Trace
+from memprof.analysis.allocator.uncertainty import room_of
+from memprof.analysis.plans.arrangements import find_cluster, find_proposals
+from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.cli.options.suggest_options import SuggestOptions
+from memprof.errors import GateFailedError
+from memprof.machines.catalogue import find_machine, machine_of_device
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.trace.store import Trace
 
 
-def suggest_arrangements(
-    opened: Trace,
-    basis: Basis,
-    machine: Accelerator | None,
-    search_request: SearchRequest,
-    cluster_request: ClusterRequest,
-    written: Path | None,
-    *,
-    is_json: bool,
-) -> int:
+def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: SuggestOptions) -> int:
     """Searches for arrangements, writes the plan of the fastest that memprof applies, and prints the page.
 
     Args:
         opened: The recording.
-        basis: Its step.
-        machine: The device; None for the recording's own.
-        search_request: The budget, the link to the host and the time limit.
-        cluster_request: The devices.
-        written: Path for the plan, or None.
-        is_json: Print JSON instead.
+        make_request: Makes the search request from the recorded peak.
+        given: The options.
 
     Returns:
         The exit code: 4 if no arrangement fits.
     """
-    from memprof.analysis.plans.arrangements import find_cluster, find_proposals
-    from memprof.errors import GateFailedError
-    from memprof.machines.catalogue import machine_of_device
-
+    cluster_request, step_number, written = given.cluster, given.step_number, given.written
+    assert cluster_request is not None  # --devices is given
+    machine = find_machine(name) if (name := given.search_flags["machine"]) else None
+    basis = given.size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
+    room, link = room_of(opened, cluster_request.devices), link_of(opened, machine)
+    search_request = make_request(basis.peak_bytes, room, link_bytes_per_us=link)
     device = machine or machine_of_device(opened.manifest.machine.device_name)
     cluster = find_cluster(cluster_request, device, search_request.link_bytes_per_us, basis.step)
     deadline = time.monotonic() + search_request.time_limit_s
@@ -53,7 +42,7 @@ def suggest_arrangements(
         from memprof.policies.plan.plan_file import write_plan
 
         write_plan(written, found.applicable.plan)
-    if is_json:
+    if given.is_json:
         from memprof.analysis.plans.arrangements_json import arrangements_to_json
 
         print(json.dumps(arrangements_to_json(found), indent=2, allow_nan=False))

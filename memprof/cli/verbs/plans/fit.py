@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
 from memprof.errors import GateFailedError
+from memprof.harmless import notify
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
 from memprof.launch.parent.target import find_target
 
