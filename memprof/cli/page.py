@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -119,6 +122,22 @@ class Page:
     def write(self) -> None:
         """Writes the page to stdout."""
         print(self.render(), end="")
+
+
+def show(fill: Callable[[Page], None], to_json: Callable[[], Any], *, is_json: bool) -> None:
+    """Prints a page, or its content as JSON.
+
+    Args:
+        fill: Fills the page.
+        to_json: Returns the content as JSON containers.
+        is_json: Print JSON.
+    """
+    if is_json:
+        print(json.dumps(to_json(), indent=2, allow_nan=False))
+        return
+    page = Page.for_stdout()
+    fill(page)
+    page.write()
 
 
 def _wrap(table: Table, console: Console, width: int) -> int:

@@ -182,7 +182,7 @@ def test_a_search_finds_what_the_command_line_finds(rank: Rank, found: Suggestio
     detail = detail_of(rank, found, best)
     assert detail.predicted.max() == best.peak_bytes
     assert detail.recorded.max() == peak
-    assert detail.stages[-1].peak_allocated_bytes == best.peak_bytes
+    assert detail.policies.rows[-1].item.peak_allocated_bytes == best.peak_bytes
     assert {policy.name for one in plans_of(found) for policy in one.policies} == {"checkpoint"}
 
 

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from memprof.analysis.plans.arrangements import Arrangements, Balance, Proposal
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.table import (
     BYTES,
     FIGURE,
@@ -21,6 +22,8 @@ from memprof.analysis.table import (
     Column,
     FactTable,
     Unit,
+    record,
+    records,
     rows_of,
     shown,
 )
@@ -180,3 +183,20 @@ def describe_splits(balance: Balance) -> str:
         f"{ways.describe()}, {ways.schedule}, {describe_details(balance.chosen)}; worst {chosen}; with equal layers "
         f"{equal}; levelled {levelled}"
     )
+
+
+def arrangements_to_json(found: Arrangements) -> dict[str, Any]:
+    """Returns everything that the page shows, in bytes and microseconds."""
+    question, balance, nearest = found.question, found.balance, found.search.nearest
+    return {
+        "schema": PLAN_SCHEMA,
+        "devices": question.cluster.devices,
+        "budget_bytes": question.budget_bytes,
+        "global_samples": question.samples,
+        "tried": found.search.tried,
+        "was_stopped": found.search.was_stopped,
+        "arrangements": records(PROPOSALS, found.proposals),
+        "nearest": None if nearest is None else record(ARRANGED, nearest),
+        "balance": balance and {name: record(ARRANGED, one) for name, one in vars(balance).items()},
+        "assumptions": list(found.assumptions),
+    }

@@ -12,19 +12,19 @@ from memprof.cli.page import Page
 from memprof.units import format_bytes, format_percent, format_us
 
 
-def show_arrangements(
-    found: Arrangements, warnings: Sequence[str], device: str, trace: str, written: Path | None
+def fill_arrangements(
+    page: Page, found: Arrangements, warnings: Sequence[str], device: str, trace: str, written: Path | None
 ) -> None:
-    """Prints the arrangements.
+    """Adds the arrangements to a page.
 
     Args:
+        page: The page.
         found: What was found.
         warnings: Caveats on the recorded step, sentences.
         device: Name of the device, "" where unknown.
         trace: Name of the recording.
         written: Where the plan was written, or None.
     """
-    page = Page.for_stdout()
     page.warn(*warnings)
     page.say(_verdict(found, device))
     if found.proposals:
@@ -38,8 +38,7 @@ def show_arrangements(
     page.add("")
     for sentence in found.assumptions:
         page.say(f"assumed: {sentence}", "dim")
-    page.say(f"next: {_next(found, trace, written)}", "dim")
-    page.write()
+    page.add_next((_next(found, trace, written), ""))
 
 
 def _verdict(found: Arrangements, device: str) -> str:

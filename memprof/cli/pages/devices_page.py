@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from operator import attrgetter
@@ -13,7 +12,7 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.table import BYTES, NUMBER, TEXT, US, Cell, Column, FactTable, Read, record, records, shown
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.machines.catalogue import Accelerator
 from memprof.replay.live import live_bytes
 from memprof.units import format_bytes, format_us
@@ -55,22 +54,18 @@ def show_devices(
 
         plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
         write_plan(written, plan.predict(step, trace=trace)[0])
-    if is_json:
-        print(json.dumps(_json(found), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        page.warn(*basis.warnings)
-        page.say(_verdict(found))
-        page.add_section(
-            "One rank's peak",
-            _table(found),
-            f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}",
-        )
-        for sentence in found.refused:
-            page.say(sentence, "dim")
-        page.add_next(_next(found, trace, written))
-        page.write()
+    show(lambda page: _fill(page, found, basis, trace, written), lambda: _json(found), is_json=is_json)
     return 0 if found.fits_alone or found.needed is not None else 4
+
+
+def _fill(page: Page, found: Devices, basis: Basis, trace: str, written: Path | None) -> None:
+    page.warn(*basis.warnings)
+    page.say(_verdict(found))
+    alone = f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}"
+    page.add_section("One rank's peak", _table(found), alone)
+    for sentence in found.refused:
+        page.say(sentence, "dim")
+    page.add_next(_next(found, trace, written))
 
 
 def _verdict(found: Devices) -> str:

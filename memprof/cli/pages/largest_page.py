@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable
 from operator import attrgetter
@@ -30,7 +29,7 @@ from memprof.analysis.table import (
     rows_of,
     shown,
 )
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
@@ -98,13 +97,11 @@ def show_largest(
         # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=request.budget_bytes))
-    if is_json:
-        told = _json(found, best, request, what, estimated)
-        print(json.dumps(told, indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found, best, request, what, bases[0], trace, written, estimated)
-        page.write()
+    show(
+        lambda page: _fill(page, found, best, request, what, bases[0], trace, written, estimated),
+        lambda: _json(found, best, request, what, estimated),
+        is_json=is_json,
+    )
     return 0 if best is not None else GateFailedError.exit_code
 
 

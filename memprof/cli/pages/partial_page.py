@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
@@ -12,7 +11,7 @@ from memprof.analysis.plans.partial_step import PartialStep, examine_partial
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.table import BYTES, TEXT, WORDS, FactTable, shown
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.errors import InconclusiveError
 from memprof.planners.search.request import MakeSearchRequest
 from memprof.trace.store import Trace
@@ -29,12 +28,7 @@ def suggest_for_partial(opened: Trace, search_request: MakeSearchRequest, *, is_
     """
     found = examine_partial(opened)
     budget_bytes = search_request(found.least_bytes, room_of(opened)).budget_bytes
-    if is_json:
-        print(json.dumps(_json(found, budget_bytes), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found, budget_bytes)
-        page.write()
+    show(lambda page: _fill(page, found, budget_bytes), lambda: _json(found, budget_bytes), is_json=is_json)
     return InconclusiveError.exit_code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from memprof.analysis.ranks import rank_tables as tables
 from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
 from memprof.analysis.table import FactTable
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.json_values import to_json
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, printable
@@ -82,19 +81,14 @@ def show_leaks(traces: Sequence[Trace], rank: int | None, top: int | None, *, is
         is_json: Print JSON instead.
     """
     chosen = [_of_rank(trace, rank) for trace in traces]
-    page = Page.for_stdout()
-    if len(chosen) > 1:
-        series = compare_series(chosen)
-        record = {"schema": LEAKS_SCHEMA, "is_growing": series.is_growing, **to_json(series)}
-        _fill_series(page, series, top or _LEAK_ROWS)
-    else:
-        report = find_leaks(chosen[0])
-        record = {"schema": LEAKS_SCHEMA, **to_json(report)}
-        _fill(page, report, top or _LEAK_ROWS)
-    if is_json:
-        print(json.dumps(record, indent=2, allow_nan=False))
-    else:
-        page.write()
+    rows = top or _LEAK_ROWS
+    found = compare_series(chosen) if len(chosen) > 1 else find_leaks(chosen[0])
+    more = {"is_growing": found.is_growing} if isinstance(found, Series) else {}
+    show(
+        lambda page: _fill_series(page, found, rows) if isinstance(found, Series) else _fill(page, found, rows),
+        lambda: {"schema": LEAKS_SCHEMA, **more, **to_json(found)},
+        is_json=is_json,
+    )
 
 
 def _of_rank(trace: Trace, rank: int | None) -> Trace:

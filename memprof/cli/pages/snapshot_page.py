@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
@@ -14,7 +13,7 @@ from memprof.analysis.snapshot_plans.change_search import search_snapshot
 from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.table import FactTable, records
 from memprof.cli.options.suggest_options import SuggestOptions
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.errors import GateFailedError, UsageError
 from memprof.planners.search.request import MakeSearchRequest
 from memprof.replay.live import live_bytes
@@ -61,12 +60,7 @@ def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given
         request.world_size,
         counts_reserved=request.counts_reserved,
     )
-    if given.is_json:
-        print(json.dumps(_json(found), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found)
-        page.write()
+    show(lambda page: _fill(page, found), lambda: _json(found), is_json=given.is_json)
     return 0 if found.recorded_fits or found.fitting else GateFailedError.exit_code
 
 

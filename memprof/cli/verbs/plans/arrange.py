@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 from memprof.analysis.allocator.uncertainty import room_of
+from memprof.analysis.plans.arrangement_tables import arrangements_to_json
 from memprof.analysis.plans.arrangements import find_cluster, find_proposals
 from memprof.analysis.plans.basis import basis_of, link_of
 from memprof.cli.options.suggest_options import SuggestOptions
+from memprof.cli.page import show
+from memprof.cli.pages.arrangements_page import fill_arrangements
 from memprof.errors import GateFailedError
 from memprof.machines.catalogue import find_machine, machine_of_device
 from memprof.planners.search.request import MakeSearchRequest
+from memprof.policies.plan.plan_file import write_plan
 from memprof.trace.store import Trace
 
 
@@ -39,16 +42,11 @@ def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: 
         basis, cluster, search_request.budget_bytes, cluster_request, deadline=deadline, trace=str(opened.path)
     )
     if written is not None and found.applicable is not None and found.applicable.plan is not None:
-        from memprof.policies.plan.plan_file import write_plan
-
         write_plan(written, found.applicable.plan)
-    if given.is_json:
-        from memprof.analysis.plans.arrangements_json import arrangements_to_json
-
-        print(json.dumps(arrangements_to_json(found), indent=2, allow_nan=False))
-    else:
-        from memprof.cli.pages.arrangements_page import show_arrangements
-
-        name = device.name if device is not None else ""
-        show_arrangements(found, basis.warnings, name, str(opened.path), written)
+    name = device.name if device is not None else ""
+    show(
+        lambda page: fill_arrangements(page, found, basis.warnings, name, str(opened.path), written),
+        lambda: arrangements_to_json(found),
+        is_json=given.is_json,
+    )
     return 0 if found.best is not None else GateFailedError.exit_code

@@ -193,7 +193,7 @@ def _show(found: Suggestion, opened: Trace, given: SuggestOptions, checked: tupl
 
         print_suggested(found, chosen, given.target)
     elif given.is_json:
-        from memprof.analysis.plans.suggest_json import suggestion_to_json
+        from memprof.analysis.plans.plan_json import suggestion_to_json
 
         print(json.dumps(suggestion_to_json(found, checked), indent=2, allow_nan=False))
     else:
