@@ -215,8 +215,9 @@ def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), NONE, lambda _: None)
     assert found.answer.best is None
     assert "No plan found fits 1.00 MiB: the lowest peak is" in plan_parts.verdict(found)
-    assert plan_parts.fitting(found) == []
-    assert "over by" in _text(plan_parts.others(found))
+    tables = _text(plan_parts.result_tables(found))
+    assert "over by" in tables
+    assert "Plans that fit" not in tables
 
 
 def test_a_job_that_fits_is_told(rank: Rank) -> None:
