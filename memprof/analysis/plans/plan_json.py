@@ -5,9 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 
 from memprof.analysis.diff.budget import NO_BUDGET
-from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.dry_check_results import CHECKED, Checked
 from memprof.analysis.plans.plan_rows import (
-    CHECKED,
     PLANS,
     POLICIES,
     REFUSED,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.analysis.plans.predict import Forecast
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.analysis.snapshot_plans.change import SnapshotPlan
 from memprof.analysis.table import (
     BYTES,
     BYTES_CHANGE,
@@ -94,17 +94,13 @@ class PlanRow:
 
     Attributes:
         found: The plan, as the search has it.
-        fits: Whether it is within the budget.
         number: Its place among those that fit, as ``--explain`` takes it; None for others.
         describe: Its policies, in words.
-        peak_bytes: Its peak.
         bounds: Least and most bytes to expect of the peak.
         phase: Phase of the peak.
         module: Module of the peak.
-        saved_bytes: By how much the peak is lower than recorded.
+        recorded_bytes: The peak as recorded.
         how: How its numbers were obtained, one of policies.base.SOURCES.
-        numerics: Its effect on the numbers of the job, one of policies.base.NUMERICS.
-        categories: Bytes at the peak, by category.
         policies: Its policies.
         reserved_bytes: Modelled peak of reserved bytes; None where unknown.
         expandable_bytes: The same with expandable segments.
@@ -116,18 +112,14 @@ class PlanRow:
         over: By how much it exceeds the budget.
     """
 
-    found: Any
-    fits: bool
+    found: Candidate | SnapshotPlan
     number: int | None
     describe: str
-    peak_bytes: int
     bounds: Sequence[int]
     phase: str
     module: str
-    saved_bytes: int
+    recorded_bytes: int
     how: str
-    numerics: str
-    categories: Mapping[str, int]
     policies: Sequence[PolicyRow]
     reserved_bytes: int | None = None
     expandable_bytes: int | None = None
@@ -139,9 +131,14 @@ class PlanRow:
     over: str = ""
 
     @property
+    def numerics(self) -> str:
+        """Its effect on the numbers of the job, one of policies.base.NUMERICS."""
+        return self.found.numerics
+
+    @property
     def largest(self) -> str:
         """The largest category at the peak, and its bytes."""
-        name, size = max(self.categories.items(), key=lambda item: item[1], default=("unknown", 0))
+        name, size = max(self.found.categories.items(), key=lambda item: item[1], default=("unknown", 0))
         return f"{CATEGORY_LABELS.get(name, name)} {format_bytes(size)}"
 
 
@@ -151,16 +148,16 @@ _PEAK = (
 )
 _PLACE = shown("peak in", TEXT, lambda one: f"{one.phase} of {one.module}" if one.module else one.phase)
 PLANS = (
-    Column("fits", None, TRUTH),
+    Column("fits", None, TRUTH, lambda one: one.number is not None),
     shown("", NUMBER, attrgetter("number"), key="number"),
     *_PEAK,
-    Column("peak_allocated_bytes", None, BYTES, attrgetter("peak_bytes")),
+    Column("peak_allocated_bytes", None, BYTES, attrgetter("found.peak_bytes")),
     Column("peak_interval_bytes", None, NUMBERS, attrgetter("bounds")),
     Column("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled", is_optional=True),
     Column("peak_reserved_expandable_bytes", "expandable", BYTES, attrgetter("expandable_bytes"), is_optional=True),
     Column("host_bytes", None, BYTES),
     shown("on the host", BYTES, lambda one: one.host_bytes or None, missing="-", is_optional=True),
-    Column("saved_bytes", "saved", BYTES, is_wide=True),
+    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, is_wide=True),
     Column("step_time_us", "step time", US, is_optional=True),
     Column("step_time_interval_us", None, FLOATS, attrgetter("times_us")),
     Column("slowdown", "change", RATIO_CHANGE, is_optional=True),
@@ -171,7 +168,7 @@ PLANS = (
     Column("numerics", None),
     _NUMERICS,
     Column("changes", None, TEXTS),
-    Column("at_peak", None, SIZES, attrgetter("categories")),
+    Column("at_peak", None, SIZES, attrgetter("found.categories")),
     Column("policies", None, rows_of(CHANGES)),
 )
 OVER_BUDGET = (
@@ -197,17 +194,13 @@ def _plan_row(
     recorded, times = found.answer.recorded, found.time_interval(one)
     return PlanRow(
         found=one,
-        fits=number is not None,
         number=number,
         describe=one.plan.describe(),
-        peak_bytes=one.peak_bytes,
         bounds=one.interval.bounds,
         phase=one.peak_phase,
         module=one.peak_module,
-        saved_bytes=recorded.peak_bytes - one.peak_bytes,
+        recorded_bytes=recorded.peak_bytes,
         how=found.source_of(one),
-        numerics=one.numerics,
-        categories=one.categories,
         policies=policy_rows(one, found.basis.dry_steps),
         reserved_bytes=reserved,
         host_bytes=host,
@@ -260,28 +253,6 @@ def plan_tables(
         ("Over budget", FactTable(OVER_BUDGET, others[:MOST_ROWS]), kind),
         ("Not possible here", FactTable(REFUSED, not_possible[:MOST_ROWS]), ""),
     ]
-
-
-def _result(one: Checked) -> str:
-    if one.dry_bytes is None:
-        return f"unchecked: {one.reason}"
-    if one.fits:
-        return "fits"
-    return f"{format_bytes_change(one.excess_bytes)} over{'' if one.dry_bytes > one.budget_bytes else ', reserved'}"
-
-
-#: Plans that were dry-run.
-CHECKED = (
-    Column("describe", "plan", WORDS, lambda one: one.plan.describe()),
-    Column("predicted_peak_allocated_bytes", "predicted", BYTES, attrgetter("predicted_bytes")),
-    Column("dry_run_peak_allocated_bytes", "dry run", BYTES, attrgetter("dry_bytes")),
-    Column("difference_bytes", None, BYTES_CHANGE),
-    Column("difference_ratio", None, RATIO_CHANGE),
-    shown("error", FIGURE, lambda one: one.dry_bytes and describe_difference(one.dry_bytes, one.predicted_bytes)),
-    Column("fits", None, TRUTH),
-    Column("reason", None),
-    shown("result", WORDS, _result),
-)
 
 
 #: A plan policy by policy, each on top of those before it.

@@ -165,17 +165,13 @@ def _row(one: SnapshotPlan, found: SnapshotPlans, number: int | None) -> PlanRow
     over = max(most, one.needed_reserved) - found.budget_bytes
     return PlanRow(
         found=one,
-        fits=number is not None,
         number=number,
         describe=one.what,
-        peak_bytes=one.peak_bytes,
         bounds=one.bounds,
         phase=one.phase,
         module="",
-        saved_bytes=found.recorded.peak_bytes - one.peak_bytes,
+        recorded_bytes=found.recorded.peak_bytes,
         how=_source(one),
-        numerics=one.numerics,
-        categories=one.categories,
         policies=list(map(_policy, one.changes)),
         reserved_bytes=one.reserved_bytes,
         expandable_bytes=one.expandable_bytes,

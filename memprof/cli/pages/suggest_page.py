@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from memprof.analysis.plans.dry_check_results import Checked
-from memprof.analysis.plans.plan_rows import CHECKED, plan_tables, rows_of_search
+from memprof.analysis.plans.dry_check_results import CHECKED, Checked
+from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search
 from memprof.analysis.plans.suggest import Suggestion, describe_peak
 from memprof.analysis.plans.suggest_words import caveats, describe_recorded, describe_reserved, verdict
 from memprof.analysis.table import FactTable
