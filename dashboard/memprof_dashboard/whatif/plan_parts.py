@@ -26,6 +26,8 @@ from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.whatif.planning import Detail, Run, plans_of
 
+#: Kinds of plans listed at most.
+_MOST_ROWS = 20
 #: Type of the buttons that choose a plan.
 ROW = "whatif-row"
 
@@ -47,7 +49,7 @@ def result_tables(found: Suggestion) -> list[Any]:
     places = {id(one): place for place, one in enumerate(plans_of(found))}
     fitting, others = rows_of_search(found)
     # The job as it is has no step of its own to show.
-    tables = plan_tables([row for row in fitting if row.policies], others, found.answer.refused)
+    tables = plan_tables([row for row in fitting if row.policies], others, found.answer.refused, most=_MOST_ROWS)
 
     def choose(row: PlanRow) -> Any:
         button: Any = {"type": ROW, "plan": places[id(row.found)]}

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from memprof.analysis.plans.predict import Forecast
-from memprof.analysis.plans.suggest import Suggestion
+from memprof.analysis.plans.suggest import Suggestion, describe_largest
 from memprof.analysis.snapshot_plans.change import SnapshotPlan
 from memprof.analysis.table import (
     BYTES,
@@ -34,11 +34,10 @@ from memprof.planners.search.candidate import Candidate
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_tables import settings_of
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, sources_of
-from memprof.trace.schema import CATEGORY_LABELS
-from memprof.units import format_bytes, format_bytes_between, format_bytes_change
+from memprof.units import format_bytes_between, format_bytes_change
 
 #: Rows of a table of plans, at most.
-MOST_ROWS = 20
+MOST_ROWS = 10
 _NUMERICS = shown(
     "numerics", TEXT, lambda one: "bit-identical" if one.numerics == "none" else one.numerics, key="effect"
 )
@@ -135,12 +134,6 @@ class PlanRow:
         """Its effect on the numbers of the job, one of policies.base.NUMERICS."""
         return self.found.numerics
 
-    @property
-    def largest(self) -> str:
-        """The largest category at the peak, and its bytes."""
-        name, size = max(self.found.categories.items(), key=lambda item: item[1], default=("unknown", 0))
-        return f"{CATEGORY_LABELS.get(name, name)} {format_bytes(size)}"
-
 
 _PEAK = (
     Column("describe", "plan", WORDS),
@@ -176,7 +169,7 @@ OVER_BUDGET = (
     shown("over by", FIGURE, attrgetter("over")),
     shown("change", RATIO_CHANGE, attrgetter("slowdown"), is_optional=True),
     _PLACE,
-    shown("largest category", TEXT, attrgetter("largest")),
+    shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1)),
 )
 REFUSED = (Column("plan", "plan", TEXT, lambda one: one[0]), Column("reason", "reason", WORDS, lambda one: one[1]))
 
@@ -233,6 +226,7 @@ def plan_tables(
     refused: Iterable[tuple[str, str]],
     order: str = "the fastest of each kind",
     kind: str = "closest candidate of each kind",
+    most: int = MOST_ROWS,
 ) -> list[tuple[str, FactTable, str]]:
     """Returns the tables of a search, each with its title and a remark.
 
@@ -242,6 +236,7 @@ def plan_tables(
         refused: What is not possible, each with its reason.
         order: How those that fit were chosen.
         kind: How the others were chosen.
+        most: Rows of each, at most.
     """
     # For a reason that many plans share, the shortest of them stands.
     by_reason: dict[str, str] = {}
@@ -249,9 +244,9 @@ def plan_tables(
         by_reason.setdefault(reason, plan)
     not_possible = [(plan, reason) for reason, plan in by_reason.items()]
     return [
-        ("Plans that fit", FactTable(PLANS, fitting[:MOST_ROWS]), order),
-        ("Over budget", FactTable(OVER_BUDGET, others[:MOST_ROWS]), kind),
-        ("Not possible here", FactTable(REFUSED, not_possible[:MOST_ROWS]), ""),
+        ("Plans that fit", FactTable(PLANS, fitting[:most]), order),
+        ("Over budget", FactTable(OVER_BUDGET, others[:most]), kind),
+        ("Not possible here", FactTable(REFUSED, not_possible[:most]), ""),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import CHANGES, PLANS, REFUSED, PlanRow, PolicyRow, plan_tables
+from memprof.analysis.plans.suggest import describe_largest
 from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan, SnapshotPlans
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
 from memprof.analysis.snapshot_plans.planned_step import step_to_plan
@@ -67,7 +68,7 @@ def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given
 def _fill(page: Page, found: SnapshotPlans) -> None:
     page.say(_verdict(found), "bold")
     recorded = found.recorded
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in _largest(recorded.categories))
+    held = describe_largest(recorded.categories)
     peak = f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(recorded.phase)}, with {held} live"
     page.say(f"{peak} | {format_count(found.tried, 'plan')} replayed", "dim")
     if recorded.reserved_bytes is not None:
@@ -112,10 +113,6 @@ def _peak(one: SnapshotPlan) -> str:
     """Formats a plan's peak with the bounds that such predictions have."""
     least, most = one.bounds
     return format_bytes(one.peak_bytes) if least == most else f"about {format_bytes_between(least, most)}"
-
-
-def _largest(categories: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(categories.items(), key=lambda item: -item[1])[:3]
 
 
 def _next(found: SnapshotPlans) -> list[tuple[str, str]]:
