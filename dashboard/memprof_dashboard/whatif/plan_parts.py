@@ -57,14 +57,9 @@ def result_tables(found: Suggestion) -> list[Any]:
 
     drawn = {"describe": choose}
     return [
-        part
+        html.Div([html.H3(title), remark and parts.note(remark), parts.facts(table, label=title.lower(), drawn=drawn)])
         for title, table, remark in tables
         if table
-        for part in (
-            html.H3(title),
-            *([parts.note(remark)] if remark else []),
-            parts.facts(table, label=title.lower(), drawn=drawn),
-        )
     ]
 
 

@@ -119,7 +119,9 @@ def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Call
         if basis.dry_steps.keys() == found.basis.dry_steps.keys():
             break
         found = suggest(rank.trace, basis, search_request, report, found)
-    return replace(found, warnings=(*found.warnings, *estimated))
+    found = replace(found, warnings=(*found.warnings, *estimated))
+    _ = found.reserved, found.host_bytes  # replayed here, beside the page, which shows them
+    return found
 
 
 def counts_reserved(rank: Rank, budget: str) -> bool:
