@@ -11,7 +11,7 @@ from memprof.cli.options.command_classes import add_all, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.plans.arrangements import ClusterRequest
+    from memprof.analysis.arrangement.arrangements import ClusterRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +93,7 @@ def read_cluster(
         if given is not None:
             raise UsageError(f"{given} describes an arrangement over several devices: add --devices N.")
         return None
-    from memprof.analysis.plans.arrangements import ClusterRequest
+    from memprof.analysis.arrangement.arrangements import ClusterRequest
 
     more = {"per_node": devices_per_node, "node_gigabytes_per_second": node_link, "global_samples": global_batch}
     known = {name: value for name, value in more.items() if value is not None}

@@ -19,7 +19,7 @@ from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
 if TYPE_CHECKING:
-    from memprof.analysis.plans.arrangements import ClusterRequest
+    from memprof.analysis.arrangement.arrangements import ClusterRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from memprof.analysis.plans.arrangement_tables import describe_details, describe_splits, proposals, stages
-from memprof.analysis.plans.arrangements import Arrangements
+from memprof.analysis.arrangement.arrangement_tables import describe_details, describe_splits, proposals, stages
+from memprof.analysis.arrangement.arrangements import Arrangements
 from memprof.cli.page import Page
 from memprof.units import format_bytes, format_percent, format_us
 

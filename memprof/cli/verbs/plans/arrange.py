@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from memprof.analysis.allocator.uncertainty import room_of
-from memprof.analysis.plans.arrangement_tables import arrangements_to_json
-from memprof.analysis.plans.arrangements import find_cluster, find_proposals
+from memprof.analysis.arrangement.arrangement_tables import arrangements_to_json
+from memprof.analysis.arrangement.arrangements import find_cluster, find_proposals
 from memprof.analysis.plans.basis import basis_of, link_of
 from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import show

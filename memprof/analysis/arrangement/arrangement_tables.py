@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from memprof.analysis.plans.arrangements import Arrangements, Balance, Proposal
+from memprof.analysis.arrangement.arrangements import Arrangements, Balance, Proposal
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.table import (
     BYTES,
