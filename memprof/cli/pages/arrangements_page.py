@@ -1,30 +1,69 @@
-"""The page of `memprof suggest --devices`: the fastest arrangements, and the stages of a pipeline."""
+"""`memprof suggest --devices`: the fastest arrangements of a job over several devices, and the stages of a pipeline."""
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from memprof.analysis.arrangement.arrangement_tables import describe_details, describe_splits, proposals, stages
-from memprof.analysis.arrangement.arrangements import Arrangements
-from memprof.cli.page import Page
+from memprof.analysis.allocator.uncertainty import room_of
+from memprof.analysis.arrangement.arrangement_tables import (
+    arrangements_to_json,
+    describe_details,
+    describe_splits,
+    proposals,
+    stages,
+)
+from memprof.analysis.arrangement.arrangements import Arrangements, find_cluster, find_proposals
+from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.cli.options.suggest_options import SuggestOptions
+from memprof.cli.page import Page, show
+from memprof.errors import GateFailedError
+from memprof.machines.catalogue import find_machine, machine_of_device
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.policies.plan.plan_file import write_plan
+from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, format_us
 
 
-def fill_arrangements(
-    page: Page, found: Arrangements, warnings: Sequence[str], device: str, trace: str, written: Path | None
-) -> None:
-    """Adds the arrangements to a page.
+def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: SuggestOptions) -> int:
+    """Searches for arrangements, writes the plan of the fastest that memprof applies, and prints the page.
 
     Args:
-        page: The page.
-        found: What was found.
-        warnings: Caveats on the recorded step, sentences.
-        device: Name of the device, "" where unknown.
-        trace: Name of the recording.
-        written: Where the plan was written, or None.
+        opened: The recording.
+        make_request: Makes the search request from the recorded peak.
+        given: The options.
+
+    Returns:
+        The exit code: 4 if no arrangement fits.
     """
+    cluster_request, step_number, written = given.cluster, given.step_number, given.written
+    assert cluster_request is not None  # --devices is given
+    machine = find_machine(name) if (name := given.search_flags["machine"]) else None
+    basis = given.size.basis(basis_of(opened, step_number, machine), opened, machine, step_number)
+    room, link = room_of(opened, cluster_request.devices), link_of(opened, machine)
+    search_request = make_request(basis.peak_bytes, room, link_bytes_per_us=link)
+    device = machine or machine_of_device(opened.manifest.machine.device_name)
+    cluster = find_cluster(cluster_request, device, search_request.link_bytes_per_us, basis.step)
+    deadline = time.monotonic() + search_request.time_limit_s
+    found = find_proposals(
+        basis, cluster, search_request.budget_bytes, cluster_request, deadline=deadline, trace=str(opened.path)
+    )
+    if written is not None and found.applicable is not None and found.applicable.plan is not None:
+        write_plan(written, found.applicable.plan)
+    name = device.name if device is not None else ""
+    show(
+        lambda page: _fill(page, found, basis.warnings, name, str(opened.path), written),
+        lambda: arrangements_to_json(found),
+        is_json=given.is_json,
+    )
+    return 0 if found.best is not None else GateFailedError.exit_code
+
+
+def _fill(
+    page: Page, found: Arrangements, warnings: Sequence[str], device: str, trace: str, written: Path | None
+) -> None:
     page.warn(*warnings)
     page.say(_verdict(found, device))
     if found.proposals:

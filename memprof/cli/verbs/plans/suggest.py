@@ -57,7 +57,7 @@ def suggest(**flags: Any) -> int:
 
         return suggest_for_partial(opened, search_request, is_json=given.is_json)
     if given.cluster is not None:
-        from memprof.cli.verbs.plans.arrange import suggest_arrangements
+        from memprof.cli.pages.arrangements_page import suggest_arrangements
 
         return suggest_arrangements(opened, search_request, given)
     from memprof.cli.verbs.plans.plan_search import suggest_plans
