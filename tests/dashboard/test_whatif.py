@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
+from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search
 from memprof.analysis.plans.predict import Forecast, forecast, predicted_trace
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.cli.page import Page
 from memprof.errors import BadInputError, MemprofError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
@@ -208,6 +210,22 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
     assert f'"data": {plans_of(found).index(best)}' in page
     assert "search again" in page
     assert len(page) < 150_000
+
+
+def test_plans_have_the_columns_of_the_command(found: Suggestion) -> None:
+    """Command and page draw one table; the page has room for what text leaves out."""
+    fitting, others = rows_of_search(found)
+    tables = plan_tables(fitting, others, found.answer.refused)
+    page = text_of(plan_parts.result_tables(found))
+    for title, table, _ in tables:
+        assert (title in page) == bool(table)
+    headings = [column.heading for column in tables[0][1].columns]
+    assert headings == ["", "plan", "peak", "saved", "step time", "change", "peak in", "source", "numerics"]
+    text = Page(is_terminal=False, width=200, has_colour=False)
+    text.add(tables[0][1])
+    assert text.render().splitlines()[0].split() == " ".join(head for head in headings if head != "saved").split()
+    for heading in headings:
+        assert heading in page
 
 
 def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
