@@ -146,6 +146,7 @@ MEASURED = (
 _DRY_RUN = (
     Column("peak_allocated_bytes", None, BYTES, attrgetter("dry_bytes")),
     Column("difference_bytes", None, BYTES_CHANGE),
+    Column("peak_reserved_bytes", None, BYTES, lambda one: one.dry_reserved_bytes or None),
 )
 #: Runs of the job under a plan.
 ATTEMPTS = (
@@ -156,6 +157,7 @@ ATTEMPTS = (
     Column("dry_run", None, row_of(_DRY_RUN), lambda one: None if one.dry_bytes is None else one),
     shown("dry run", BYTES, attrgetter("dry_bytes"), is_optional=True),
     shown("difference", FIGURE, _difference, is_optional=True),
+    shown("reserved", BYTES, lambda one: one.dry_reserved_bytes or None, meaning="in the dry run", is_optional=True),
     Column("measured", None, row_of(MEASURED)),
     shown("measured", BYTES, lambda one: one.measured and one.measured.peak_bytes, key="peak"),
     shown("step time", FIGURE, lambda one: "" if one.measured is None else _time(one.measured.step_time_us)),
