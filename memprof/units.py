@@ -179,6 +179,11 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def format_percent_change(fraction: float) -> str:
+    """Formats a change as a percentage with its sign: 0.123 gives ``+12.3 %``; NaN gives ``unknown``."""
+    return f"{100 * fraction:+.1f} %" if math.isfinite(fraction) else "unknown"
+
+
 def printable(text: str) -> str:
     """Returns a text with every unprintable character escaped.
 

@@ -69,7 +69,11 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "predict": (("predict", _GPT, "--checkpoint", "*", "--json"), ("predict", _RANKS, "--precision", "bf16", "--json")),
     "verify": (("verify", "plan.toml", _GPT, _GPT, "--json"), ("verify", "plan.toml", _GPT, "--json")),
-    "estimate": (("estimate", "gpt3-175b", "--json"),),
+    "estimate": (
+        ("estimate", "gpt3-175b", "--checkpoint", "layers", "--zero", "3", "--ranks", "64", "--json"),
+        ("estimate", "--mlp", "784,512,10", "--batch", "64", "--json"),
+        ("estimate", "--transformer", "layers=2,width=64,heads=2,vocab=256", "--from", _GPT, "--json"),
+    ),
     "import": tuple(("import", f"{one}.pickle", "-f", "--json") for one in ("snapshot", "full", "end")),
 }
 #: Those that take long, or read what a job made: commands of the documentation's workshop (docs/building/workshop.py).

@@ -14,6 +14,7 @@ from memprof.units import (
     format_bytes_change,
     format_count,
     format_percent,
+    format_percent_change,
     format_us,
     format_us_change,
     parse_bytes,
@@ -156,6 +157,16 @@ def test_format_us(duration_us: float, text: str) -> None:
 def test_format_percent(fraction: float, text: str) -> None:
     """Fractions are written as percentages with one decimal."""
     assert format_percent(fraction) == text
+
+
+def test_changes_in_percent_have_a_sign() -> None:
+    """Both signs are written, and a share of nothing is unknown."""
+    assert [format_percent_change(one) for one in (0.123, -0.5, 0.0, math.nan)] == [
+        "+12.3 %",
+        "-50.0 %",
+        "+0.0 %",
+        "unknown",
+    ]
 
 
 @pytest.mark.parametrize(

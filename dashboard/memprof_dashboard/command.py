@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 import click
 
 from memprof.errors import MemprofError, UsageError
+from memprof.harmless import notify
 
 
 @click.command(
@@ -58,7 +58,7 @@ def dashboard(
         editor=editor,
         may_run=not no_run,
         opens_browser=browser,
-        say=_say,
+        say=notify,
     )
 
 
@@ -87,7 +87,7 @@ def show_allocations(real: Path, dry: Path) -> None:
     from memprof_dashboard.serve import serve
     from memprof_dashboard.state import View
 
-    serve([real, dry], view=View(tab="allocations", other=1), say=_say)
+    serve([real, dry], view=View(tab="allocations", other=1), say=notify)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,12 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except MemprofError as error:
-        print(f"memprof: {error}", file=sys.stderr)
+        notify(str(error))
         return error.exit_code
     except click.Abort:
         return 130
     return 0
-
-
-def _say(sentence: str) -> None:
-    print(f"memprof: {sentence}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memprof.phases import in_order
+from memprof.trace.schema import CATEGORY_LABELS
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,19 @@ class Fill:
 
 #: Categories from bottom to top: those alive for the whole step lie below transient ones.
 FILLS = {
-    "parameter": Fill("parameters", "#0072B2"),
-    "buffer": Fill("buffers", "#0072B2", "."),
-    "optimizer_state": Fill("optimizer state", "#56B4E9"),
-    "gradient": Fill("gradients", "#009E73"),
-    "input": Fill("inputs", "#CC79A7"),
-    "activation": Fill("activations", "#E69F00"),
-    "collective": Fill("collectives", "#8C564B", "x"),
-    "temporary": Fill("temporaries", "#F0E442"),
-    "workspace": Fill("kernel workspace", "#D55E00", "\\"),
-    "unknown": Fill("uncategorized", "#999999", "/"),
+    category: Fill(CATEGORY_LABELS[category], colour, pattern)
+    for category, colour, pattern in (
+        ("parameter", "#0072B2", ""),
+        ("buffer", "#0072B2", "."),
+        ("optimizer_state", "#56B4E9", ""),
+        ("gradient", "#009E73", ""),
+        ("input", "#CC79A7", ""),
+        ("activation", "#E69F00", ""),
+        ("collective", "#8C564B", "x"),
+        ("temporary", "#F0E442", ""),
+        ("workspace", "#D55E00", "\\"),
+        ("unknown", "#999999", "/"),
+    )
 }
 
 #: Colours of the recorder's own phases: muted, none of them a category's, any two apart for the colour-blind as well.

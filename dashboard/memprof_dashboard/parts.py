@@ -21,6 +21,8 @@ from memprof_dashboard.palette import fill_of
 _QUANTITY = re.compile("([+\N{MINUS SIGN}-]?\\d[\\d.,]* (?:(?:[KMGT]i)?B\\b|[mu]?s\\b|%))")
 #: Longest name shown in a table; the tooltip holds the full name.
 _LONGEST = 90
+#: Longest sentence in one.
+_LONGEST_WORDS = 400
 
 
 def empty(title: str, sentence: str) -> html.Div:
@@ -142,20 +144,22 @@ def facts(found: FactTable, *, label: str, drawn: Mapping[str, Callable[[Any], A
     rows = []
     for row in found.rows:
         cells = [
-            fact(cell) if one is None or row.item is None else one(row.item)
-            for cell, one in zip(row.cells, draw, strict=True)
+            fact(cell, _LONGEST_WORDS if column.unit.wraps else 64)
+            if one is None or row.item is None
+            else one(row.item)
+            for cell, column, one in zip(row.cells, found.columns, draw, strict=True)
         ]
         tds = [html.Td(cell, className=kind) for cell, kind in zip(cells, numeric, strict=True)]
         rows.append(html.Tr(tds, className={"total": "sum"}.get(row.kind)))
     return table(heads, rows, label=label)
 
 
-def fact(cell: Cell) -> Any:
-    """Returns a cell of a table of facts."""
+def fact(cell: Cell, longest: int = 64) -> Any:
+    """Returns a cell of a table of facts, its text cut where it is longer."""
     if cell.category:
         fill = fill_of(cell.category)
         return [html.Span(className="swatch", style={"background": fill.colour}), name(fill.label, 40)]
-    return html.Span(cell.text, title=cell.title) if cell.title else name(cell.text, 64) if cell.text else ""
+    return html.Span(cell.text, title=cell.title) if cell.title else name(cell.text, longest) if cell.text else ""
 
 
 def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:

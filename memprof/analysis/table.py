@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from memprof.json_values import Json, to_json
-from memprof.units import format_bytes, format_bytes_change, format_percent, format_us
+from memprof.units import format_bytes, format_bytes_change, format_percent, format_percent_change, format_us
 
 Read = Callable[[Any], Any]
 
@@ -28,6 +28,7 @@ class Cell:
         depth: Levels of indentation.
         category: The category of memory whose colour it has.
         bar: Length of a bar of that colour: a part of the table's whole, in a table a share of it.
+        tone: ``good`` for what fits, ``bad`` for what does not, "" for others.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Cell:
     depth: int = 0
     category: str = ""
     bar: float = 0.0
+    tone: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Unit:
         is_number: They are compared by their digits, which therefore stand below each other.
         is_whole_line: They are never wrapped, and cut at the start: the end of a name says the most.
         is_share: They are shown as a share of the table's whole.
+        wraps: They are sentences: wrapped, never cut.
+        items: What arrays and objects hold: a type in JSON Schema, or the columns of rows; "" for anything.
     """
 
     json_type: str
@@ -56,6 +60,8 @@ class Unit:
     is_number: bool = False
     is_whole_line: bool = False
     is_share: bool = False
+    wraps: bool = False
+    items: str | tuple[Column, ...] = ""
 
 
 BYTES = Unit("integer", format_bytes, is_number=True)
@@ -66,14 +72,33 @@ COUNT = Unit("integer", "{:,}".format, is_number=True)
 NUMBER = Unit("integer", is_number=True)
 #: A share of the table's whole, of values in the unit of that.
 SHARE = Unit("number", format_percent, is_number=True, is_share=True)
+FRACTION = Unit("number", format_percent, is_number=True)
+#: What is added to a whole, as a share of it.
+RATIO_CHANGE = Unit("number", format_percent_change, is_number=True)
 #: Text that begins with a number.
 FIGURE = Unit("string", is_number=True)
 TEXT = Unit("string")
 #: A module, file or line.
 NAME = Unit("string", is_whole_line=True)
+#: A sentence, or what is to be read as a whole.
+WORDS = Unit("string", wraps=True)
 TRUTH = Unit("boolean")
-TEXTS = Unit("array")
-NUMBERS = Unit("array", is_number=True)
+TEXTS = Unit("array", items="string")
+NUMBERS = Unit("array", is_number=True, items="integer")
+FLOATS = Unit("array", is_number=True, items="number")
+OBJECT = Unit("object")
+#: Bytes by name.
+SIZES = Unit("object", items="integer")
+
+
+def rows_of(columns: tuple[Column, ...]) -> Unit:
+    """Returns the unit of a value that is rows of a table of its own."""
+    return Unit("array", items=columns)
+
+
+def row_of(columns: tuple[Column, ...]) -> Unit:
+    """Returns the unit of a value that is one such row."""
+    return Unit("object", items=columns)
 
 
 @dataclass(frozen=True)
@@ -107,6 +132,13 @@ class Column:
     def value(self, item: Any) -> Any:
         """Returns the value of a row."""
         return (self.read or attrgetter(self.key))(item)
+
+    def json(self, item: Any) -> Any:
+        """Returns the value of a row as JSON containers."""
+        value = self.value(item)
+        if value is None or isinstance(self.unit.items, str):
+            return to_json(value)
+        return (records if self.unit.json_type == "array" else record)(self.unit.items, value)
 
     def cell(self, value: Any, whole: float = 0) -> Cell:
         """Returns a value as a cell.
@@ -167,9 +199,13 @@ class FactTable:
         """Reads the cells, and leaves out the optional columns without any."""
         items = list(self.items)
         headed = [column for column in self.columns if column.heading is not None]
-        cells = {column: [column.cell(column.value(item), self.whole) for item in items] for column in headed}
+        values = {column: [column.value(item) for item in items] for column in headed}
         self._keys = {column.key for column in headed}
-        self.columns = tuple(one for one in headed if not one.is_optional or any(cell.text for cell in cells[one]))
+        unknown = (None, "", Cell(""))
+        self.columns = tuple(
+            one for one in headed if not one.is_optional or any(value not in unknown for value in values[one])
+        )
+        cells = {column: [column.cell(value, self.whole) for value in values[column]] for column in self.columns}
         self.rows = [
             Row(tuple(cells[column][place] for column in self.columns), "rest" if self.rest(item) else "", item)
             for place, item in enumerate(items)
@@ -208,7 +244,7 @@ def sized_parts(heading: str, parts: Mapping[str, int], whole: int) -> FactTable
 
 def record(columns: Iterable[Column], item: Any) -> Json:
     """Returns a row as a JSON object."""
-    return {column.key: to_json(column.value(item)) for column in columns if column.in_json}
+    return {column.key: column.json(item) for column in columns if column.in_json}
 
 
 def records(columns: Iterable[Column], items: Iterable[Any]) -> list[Json]:
@@ -228,7 +264,12 @@ def row_schema(columns: Iterable[Column]) -> Json:
 
 
 def _value_schema(column: Column) -> Json:
-    schema: Json = {"type": sorted({column.unit.json_type, "null"})}
-    if column.unit.json_type == "array":
-        schema["items"] = {"type": "integer" if column.unit.is_number else "string"}
+    unit = column.unit
+    schema: Json = {"type": sorted({unit.json_type, "null"})}
+    if unit.items:
+        inside = {"type": unit.items} if isinstance(unit.items, str) else row_schema(unit.items)
+        if unit.json_type == "object" and not isinstance(unit.items, str):
+            schema = inside | schema
+        else:
+            schema["items" if unit.json_type == "array" else "additionalProperties"] = inside
     return schema | ({"description": column.meaning} if column.meaning else {})

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.errors import MemprofError
+from memprof.harmless import notify
 from memprof.version import __version__
 
 #: Verb, and its line in ``memprof --help``. The command is ``memprof.cli.verbs.<verb>.<verb>`` (with underscores for

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -14,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.analysis.table import Cell, Column, FactTable
-from memprof.cli.harmless import harmless
+from memprof.harmless import harmless
 from memprof.units import printable
 
 _UNCUT_WIDTH = 10_000
@@ -37,6 +40,7 @@ _COLOURS = {
     "collective": "bright_magenta",
     "unknown": "red",
 }
+_TONES = {"good": "green", "bad": "red"}
 
 
 @dataclass
@@ -71,13 +75,27 @@ class Page:
         """Adds a line of text or a table."""
         self._parts.append(draw(part, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
 
-    def add_section(self, title: str, facts: Table | FactTable, remark: str = "", even_if_empty: bool = False) -> None:
+    def say(self, sentence: str, style: str = "") -> None:
+        """Adds a sentence; it may hold names from a recording."""
+        self.add(Text(printable(sentence), style=style))
+
+    def warn(self, *sentences: str) -> None:
+        """Adds warnings."""
+        for sentence in sentences:
+            self.say(f"warning: {sentence}", "yellow")
+
+    def add_next(self, *commands: tuple[str, str]) -> None:
+        """Adds the commands to run next, each with its reason, below an empty line."""
+        self.add("")
+        for command, reason in commands:
+            self.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {printable(reason)}", "dim")))
+
+    def add_section(self, title: str, facts: FactTable, remark: str = "", even_if_empty: bool = False) -> None:
         """Adds a table under its title; skips a table without rows, unless `even_if_empty`."""
-        has_rows = bool(facts.rows) if isinstance(facts, FactTable) else bool(facts.row_count)
-        if has_rows or even_if_empty:
+        if facts or even_if_empty:
             self.add("")
             self.add(Text.assemble((printable(title), "bold"), (f"  {printable(remark)}" if remark else "", "dim")))
-        if has_rows:
+        if facts:
             self.add(facts)
 
     def render(self) -> str:
@@ -103,6 +121,22 @@ class Page:
     def write(self) -> None:
         """Writes the page to stdout."""
         print(self.render(), end="")
+
+
+def show(fill: Callable[[Page], None], to_json: Callable[[], Any], *, is_json: bool) -> None:
+    """Prints a page, or its content as JSON.
+
+    Args:
+        fill: Fills the page.
+        to_json: Returns the content as JSON containers.
+        is_json: Print JSON.
+    """
+    if is_json:
+        print(json.dumps(to_json(), indent=2, allow_nan=False))
+        return
+    page = Page.for_stdout()
+    fill(page)
+    page.write()
 
 
 def _wrap(table: Table, console: Console, width: int) -> int:
@@ -154,22 +188,16 @@ class TailCell:
         yield Text(text if fits else f"…{text[len(text) - options.max_width + 1 :]}", no_wrap=True, overflow="crop")
 
 
-def make_table(*headers: str) -> Table:
-    """Makes a table without rules; a header that starts with ``>`` marks a right-aligned numeric column."""
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
-    for header in headers:
-        if header.startswith(">"):
-            table.add_column(Text(header[1:]), justify="right", no_wrap=True)
-        else:
-            table.add_column(Text(header), overflow="ellipsis")
-    return table
-
-
 def draw(facts: FactTable, *, has_bars: bool) -> Table:
     """Draws a table of facts, without the columns that text has no room for."""
     places = [place for place, one in enumerate(facts.columns) if not one.is_wide and (has_bars or not one.is_bar)]
     columns = [facts.columns[place] for place in places]
-    table = make_table(*(f"{'>' if one.unit.is_number and not one.is_bar else ''}{one.heading}" for one in columns))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
+    for column in columns:
+        if column.unit.is_number and not column.is_bar:
+            table.add_column(Text(column.heading or ""), justify="right", no_wrap=True)
+        else:
+            table.add_column(Text(column.heading or ""), overflow="ellipsis")
     for row in facts.rows:
         cells = (_draw_cell(row.cells[place], column, row.kind) for place, column in zip(places, columns, strict=True))
         table.add_row(*cells, style="bold" if row.kind == "total" else "")
@@ -177,20 +205,18 @@ def draw(facts: FactTable, *, has_bars: bool) -> Table:
 
 
 def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:
-    colour = _COLOURS.get(found.category, "")
+    colour = _COLOURS.get(found.category, "") or _TONES.get(found.tone, "")
     if column.is_bar:
         return Text("█" * round(_BAR_WIDTH * found.bar), style=colour)
     if column.unit.is_whole_line and not kind:
         return TailCell(found.text)
     style = "dim" if kind == "rest" and not column.unit.is_number else ""
-    drawn = cell("  " * found.depth + found.text, colour or style)
+    text = "  " * found.depth + found.text
+    drawn = Text(printable(text), style=colour or style)
+    if not column.unit.wraps:  # on a narrow terminal; in a pipe everything is wrapped
+        drawn.no_wrap, drawn.overflow = True, "ellipsis"
     if found.soft:
         drawn.append(f" {printable(found.soft)}", style="dim")
     for line in found.lines:
         drawn.append(f"\n{printable(line)}", style="dim")
     return drawn
-
-
-def cell(text: str, style: str = "") -> Text:
-    """Makes a cell that is truncated, not wrapped, on narrow terminals; in a pipe it wraps."""
-    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -48,18 +48,20 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 Texts = np.ndarray[tuple[Any, ...], np.dtype[np.object_]]
 
-CATEGORIES = (
-    "parameter",
-    "buffer",
-    "gradient",
-    "optimizer_state",
-    "input",
-    "activation",
-    "temporary",
-    "workspace",
-    "collective",
-    "unknown",
-)
+#: Categories of memory, and what each is called.
+CATEGORY_LABELS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "activation": "activations",
+    "temporary": "temporaries",
+    "workspace": "kernel workspace",
+    "collective": "communication buffers",
+    "unknown": "uncategorized",
+}
+CATEGORIES = tuple(CATEGORY_LABELS)
 CATEGORY_SOURCES = ("stack", "phases", "size", "profiler")
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
@@ -111,6 +113,11 @@ class Column:
     def missing(self) -> Any:
         """The in-memory value that represents null, or None where the column has none."""
         return {"id": NONE, "text": "", "float": np.nan}.get(self.kind)
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """Returns the dimensions that a column ``shape`` spells, such as ``16x128``; none for a scalar."""
+    return tuple(map(int, text.split("x"))) if text else ()
 
 
 def _column(kind: str, meaning: str, values: tuple[str, ...] = (), *, is_open: bool = False) -> Any:

@@ -271,7 +271,7 @@ def test_the_page_says_what_is_approximate_and_what_it_would_need(
     assert main(["suggest", str(recording), "--budget", "62MiB"]) == 0
     page = capsys.readouterr().out
     assert page.startswith("Within 62.00 MiB: head and loss in 8 chunks")
-    for words in ("approximate", "replayed", "by formula", "record the job itself", "memprof record --dry-run"):
+    for words in ("approximate", "replayed", "rule", "record the job itself", "memprof record --dry-run"):
         assert words in page
     assert "DataLoader" not in page
     assert main(["suggest", str(recording), "--budget", "5MiB", "--json"]) == 4

@@ -18,16 +18,20 @@ from memprof.analysis.table import (
     NUMBERS,
     SHARE,
     TEXT,
+    WORDS,
     Cell,
     Column,
     FactTable,
     records,
+    row_of,
     row_schema,
+    rows_of,
     shown,
 )
 from memprof.cli.main import main
 from memprof.cli.page import Page
 from memprof.cli.pages.diff.diff_markdown import table_lines
+from memprof.cli.pages.html_page import html_table
 from tests.json_outputs import SCHEMAS
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
@@ -96,6 +100,45 @@ def test_json_has_values_and_a_schema_that_allows_them() -> None:
         assert set(row) == set(schema["required"])
     assert not jsonschema.Draft202012Validator(schema).is_valid({**rows[0], "bytes": "3 KiB"})
     assert row_schema([Column("ranks", None, NUMBERS)])["properties"]["ranks"]["items"] == {"type": "integer"}
+
+
+@dataclass(frozen=True)
+class _Whole:
+    parts: tuple[_Part, ...]
+    largest: _Part | None
+
+
+def test_rows_inside_a_row_are_in_json_and_its_schema() -> None:
+    """A value that is rows of a table, or one row, has their keys; an unknown one is null."""
+    inside = (Column("name", None), Column("bytes", None, BYTES))
+    columns = (Column("parts", None, rows_of(inside)), Column("largest", None, row_of(inside)))
+    part = {"name": "a", "bytes": 1}
+    schema = row_schema(columns)
+    for whole, value in (
+        (_Whole((_Part("a", 1),), _Part("a", 1)), {"parts": [part], "largest": part}),
+        (_Whole((), None), {"parts": [], "largest": None}),
+    ):
+        assert records(columns, [whole]) == [value]
+        jsonschema.validate(value, schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert not validator.is_valid({"parts": [{"name": "a"}], "largest": None})
+    assert not validator.is_valid({"parts": [], "largest": {"name": "a", "bytes": "1 B"}})
+
+
+def test_an_optional_column_is_there_for_a_known_value_alone() -> None:
+    """What stands for an unknown value does not keep it; 0 is known."""
+    column = shown("host", BYTES, lambda part: part.bytes, missing="-", is_optional=True)
+    for sizes, heads in (((None, None), ["name"]), ((None, 0), ["name", "host"])):
+        table = FactTable((Column("name", "name"), column), [_Part("a", size) for size in sizes])  # type: ignore[arg-type]
+        assert [one.heading for one in table.columns] == heads
+
+
+def test_a_network_free_page_escapes_cells() -> None:
+    """Numbers are aligned, further lines follow, and nothing of a name is markup."""
+    columns = (shown("<name>", WORDS, lambda row: Cell(row[0], lines=row[1:])), shown("bytes", BYTES, len))
+    page = html_table(FactTable(columns, [("<b>", "& more")]))
+    assert '<th>&lt;name&gt;</th><th class="number">bytes</th>' in page
+    assert '<td>&lt;b&gt;<br>&amp; more</td><td class="number">2 B</td>' in page
 
 
 def test_html_has_every_column() -> None:

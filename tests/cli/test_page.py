@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from rich.text import Text
 
+from memprof.analysis.table import FIGURE, NAME, TEXT, WORDS, FactTable, shown, sized_parts
 from memprof.cli.main import main
-from memprof.cli.page import Page, TailCell, cell, make_table
+from memprof.cli.page import Page
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-WORDS = " ".join(f"word{number}" for number in range(60))
+SENTENCE = " ".join(f"word{number}" for number in range(60))
 PLACE = f"{'folder/' * 8}train.py:1234"
 
 
 def table_page(width: int) -> list[str]:
     page = Page(is_terminal=False, width=width, has_colour=False)
-    table = make_table("plan", ">bytes", "module", "line", "why")
-    table.add_row(cell(WORDS), "93,237,072 B", TailCell("layers.0.mlp"), TailCell(PLACE), Text("x" * 300))
-    table.add_row("short", "1 B", TailCell("head"), TailCell("a.py:1"), "none")
-    page.add(table)
+    units = {"plan": TEXT, "bytes": FIGURE, "module": NAME, "line": NAME, "why": WORDS}
+    rows = (
+        (SENTENCE, "93,237,072 B", "layers.0.mlp", PLACE, "x" * 300),
+        ("short", "1 B", "head", "a.py:1", "none"),
+    )
+    page.add(FactTable(tuple(shown(name, unit, itemgetter(at)) for at, (name, unit) in enumerate(units.items())), rows))
     return page.render().splitlines()
 
 
@@ -30,7 +34,7 @@ def test_a_wide_table_wraps_and_loses_nothing() -> None:
     lines = table_page(160)
     assert max(map(len, lines)) <= 160
     text = " ".join(lines)
-    for whole in (*WORDS.split(), "93,237,072 B", PLACE, "layers.0.mlp"):
+    for whole in (*SENTENCE.split(), "93,237,072 B", PLACE, "layers.0.mlp"):
         assert whole in text
     assert text.count("x") == 300
     assert "…" not in text
@@ -48,11 +52,9 @@ def test_a_table_that_cannot_be_narrower_is_whole() -> None:
 def test_a_table_that_fits_is_drawn_as_it_is() -> None:
     """Lines end with their cells, and sentences are never wrapped: one sentence, one line."""
     page = Page(is_terminal=False, width=40, has_colour=False)
-    table = make_table("name", ">bytes")
-    table.add_row(cell("a"), "1 B")
-    page.add(table)
-    page.add(Text(WORDS))
-    assert page.render() == f"name  bytes\na       1 B\n{WORDS}\n"
+    page.add(sized_parts("name", {"a": 1}, 0))
+    page.add(Text(SENTENCE))
+    assert page.render() == f"name  bytes  share\na       1 B\n{SENTENCE}\n"
 
 
 @pytest.mark.parametrize(("columns", "widest"), [(None, 160), ("100", 110), ("none", 160), ("0", 160)])

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from memprof.analysis.table import sized_parts
 from memprof.cli.main import main
-from memprof.cli.page import Page, cell, make_table
+from memprof.cli.page import Page
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory
@@ -355,11 +356,8 @@ def test_verbs_of_files_import_nothing_large(model_file: Path, tmp_path: Path) -
 def test_columns_are_aligned() -> None:
     """Numbers end in one column, also where names hold wide or combining letters."""
     page = Page(is_terminal=False, width=1000, has_colour=False)
-    table = make_table("name", ">bytes")
-    table.add_row(cell("a"), "1 B")
-    table.add_row(cell("longer"), "1000 B")
-    page.add(table)
-    assert page.render() == "name     bytes\na          1 B\nlonger  1000 B\n"
+    page.add(sized_parts("name", {"a": 1, "longer": 1000}, 1000))
+    assert page.render() == "name     bytes    share\na          1 B    0.1 %\nlonger  1000 B  100.0 %\n"
 
 
 def test_control_characters_are_written_out() -> None:

@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
+from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search
 from memprof.analysis.plans.predict import Forecast, forecast, predicted_trace
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.cli.page import Page
 from memprof.errors import BadInputError, MemprofError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
@@ -182,7 +184,7 @@ def test_a_search_finds_what_the_command_line_finds(rank: Rank, found: Suggestio
     detail = detail_of(rank, found, best)
     assert detail.predicted.max() == best.peak_bytes
     assert detail.recorded.max() == peak
-    assert detail.stages[-1].peak_allocated_bytes == best.peak_bytes
+    assert detail.policies.rows[-1].item.peak_allocated_bytes == best.peak_bytes
     assert {policy.name for one in plans_of(found) for policy in one.policies} == {"checkpoint"}
 
 
@@ -210,13 +212,30 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
     assert len(page) < 150_000
 
 
+def test_plans_have_the_columns_of_the_command(found: Suggestion) -> None:
+    """Command and page draw one table; the page has room for what text leaves out."""
+    fitting, others = rows_of_search(found)
+    tables = plan_tables(fitting, others, found.answer.refused)
+    page = text_of(plan_parts.result_tables(found))
+    for title, table, _ in tables:
+        assert (title in page) == bool(table)
+    headings = [column.heading for column in tables[0][1].columns]
+    assert headings == ["", "plan", "peak", "saved", "step time", "change", "peak in", "source", "numerics"]
+    text = Page(is_terminal=False, width=200, has_colour=False)
+    text.add(tables[0][1])
+    assert text.render().splitlines()[0].split() == " ".join(head for head in headings if head != "saved").split()
+    for heading in headings:
+        assert heading in page
+
+
 def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     """Where no plan fits, the verdict names the least peak found and what is held there."""
     found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), NONE, lambda _: None)
     assert found.answer.best is None
     assert "No plan found fits 1.00 MiB: the lowest peak is" in plan_parts.verdict(found)
-    assert plan_parts.fitting(found) == []
-    assert "over by" in _text(plan_parts.others(found))
+    tables = _text(plan_parts.result_tables(found))
+    assert "over by" in tables
+    assert "Plans that fit" not in tables
 
 
 def test_a_job_that_fits_is_told(rank: Rank) -> None:

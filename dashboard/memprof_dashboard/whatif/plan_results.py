@@ -168,9 +168,7 @@ def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]
             ],
             className="halves even",
         ),
-        *plan_parts.fitting(found),
-        *plan_parts.others(found),
-        *plan_parts.refused(found),
+        *plan_parts.result_tables(found),
     ]
 
 

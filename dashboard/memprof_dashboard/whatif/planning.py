@@ -12,9 +12,11 @@ import numpy as np
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
 from memprof.analysis.plans.frames import frames_to_dry_run
-from memprof.analysis.plans.predict import Stage, forecast
+from memprof.analysis.plans.plan_rows import stages
+from memprof.analysis.plans.predict import forecast
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import Verification, verify_plan
+from memprof.analysis.table import FactTable
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
 from memprof.planners.base import planner_types
@@ -117,7 +119,9 @@ def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Call
         if basis.dry_steps.keys() == found.basis.dry_steps.keys():
             break
         found = suggest(rank.trace, basis, search_request, report, found)
-    return replace(found, warnings=(*found.warnings, *estimated))
+    found = replace(found, warnings=(*found.warnings, *estimated))
+    _ = found.reserved, found.host_bytes  # replayed here, beside the page, which shows them
+    return found
 
 
 def counts_reserved(rank: Rank, budget: str) -> bool:
@@ -164,7 +168,7 @@ class Detail:
 
     Attributes:
         plan: The plan with its prediction.
-        stages: What each policy leads to, with those before it.
+        policies: The table of what each policy leads to, with those before it.
         recorded: Bytes alive during each operator of the recorded step.
         recorded_phases: Phase of each of them.
         predicted: Bytes alive during each operator of the predicted step.
@@ -172,7 +176,7 @@ class Detail:
     """
 
     plan: Plan
-    stages: tuple[Stage, ...]
+    policies: FactTable
     recorded: Ints
     recorded_phases: Texts
     predicted: Ints
@@ -191,7 +195,7 @@ def detail_of(rank: Rank, found: Suggestion, one: Candidate) -> Detail:
     made = forecast(rank.trace, plan, found.basis)
     return Detail(
         plan=made.plan,
-        stages=made.stages,
+        policies=stages(made),
         recorded=live_bytes(found.basis.step).during,
         recorded_phases=found.basis.step.ops.phase,
         predicted=live_bytes(made.step).during,

@@ -16,7 +16,7 @@ from memprof.analysis.report.moments import find_category_maxima
 from memprof.analysis.report.saved import SavedStorages, find_saved
 from memprof.errors import InconclusiveError
 from memprof.replay.live import live_bytes
-from memprof.trace.schema import NONE, Modules
+from memprof.trace.schema import NONE, Modules, read_shape
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -180,7 +180,7 @@ def _batch(step: Step, model: Model) -> tuple[int | None, int | None]:
     saved = find_saved(step)
     storages = step.storages
     for row in saved.rows[storages.category[saved.rows] == "input"]:
-        sizes = [int(size) for size in str(storages.shape[row]).split("x") if size]
+        sizes = read_shape(storages.shape[row])
         is_numbers = str(storages.dtype[row]) == "int64"
         if isinstance(model.shape, Transformer) and is_numbers and len(sizes) == 2:
             return sizes[0], sizes[1]

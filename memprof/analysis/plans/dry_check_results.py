@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
+from memprof.analysis.table import BYTES, BYTES_CHANGE, FIGURE, RATIO_CHANGE, TRUTH, WORDS, Column, shown
 from memprof.policies.plan.plan import Plan
+from memprof.units import format_bytes_change
 
 #: Why a plan was not checked when the user stopped the checks.
 INTERRUPTED = "It was interrupted."
@@ -76,3 +79,25 @@ def describe_difference(dry_bytes: int, predicted_bytes: int) -> str:
         return "as predicted"
     share = f", {100 * (dry_bytes / predicted_bytes - 1):+.2g} %" if predicted_bytes else ""
     return f"{dry_bytes - predicted_bytes:+,} B{share}"
+
+
+def _result(one: Checked) -> str:
+    if one.dry_bytes is None:
+        return f"unchecked: {one.reason}"
+    if one.fits:
+        return "fits"
+    return f"{format_bytes_change(one.excess_bytes)} over{'' if one.dry_bytes > one.budget_bytes else ', reserved'}"
+
+
+#: Plans that were dry-run.
+CHECKED = (
+    Column("describe", "plan", WORDS, lambda one: one.plan.describe()),
+    Column("predicted_peak_allocated_bytes", "predicted", BYTES, attrgetter("predicted_bytes")),
+    Column("dry_run_peak_allocated_bytes", "dry run", BYTES, attrgetter("dry_bytes")),
+    Column("difference_bytes", None, BYTES_CHANGE),
+    Column("difference_ratio", None, RATIO_CHANGE),
+    shown("error", FIGURE, lambda one: one.dry_bytes and describe_difference(one.dry_bytes, one.predicted_bytes)),
+    Column("fits", None, TRUTH),
+    Column("reason", None),
+    shown("result", WORDS, _result),
+)

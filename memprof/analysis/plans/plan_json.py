@@ -1,21 +1,46 @@
-"""Predictions and their verification as JSON containers: stable keys, bytes and microseconds as numbers."""
+"""Suggestions, predictions and their verification as JSON containers: stable keys, bytes and microseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from operator import attrgetter
 
 from memprof.analysis.diff.budget import NO_BUDGET
-from memprof.analysis.plans.predict import Forecast, Side
-from memprof.analysis.plans.verify import Compared, Verification
-from memprof.analysis.report.moments import Moment
+from memprof.analysis.plans.dry_check_results import CHECKED, Checked
+from memprof.analysis.plans.plan_rows import (
+    PLANS,
+    POLICIES,
+    REFUSED,
+    STAGES,
+    PolicyRow,
+    policy_row,
+    rows_of_search,
+)
+from memprof.analysis.plans.predict import Forecast
+from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES
+from memprof.analysis.plans.suggest import Suggestion, describe_least
+from memprof.analysis.plans.verify import Verification
+from memprof.analysis.table import BYTES, NUMBER, SIZES, TEXT, US, Column, record, records, row_of
 from memprof.json_values import Json, number, to_json
-from memprof.policies.base import Policy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.plan_tables import plan_to_tables
 
 #: Schema version; incremented when a key changes meaning or is removed.
 PLAN_SCHEMA = 1
+_MOMENTS = (
+    Column("op_id", None, NUMBER),
+    Column("op", None),
+    Column("module", None),
+    Column("source", None, TEXT, lambda moment: moment.source and moment.source.place),
+)
+#: A recorded and a predicted step.
+SIDES = (
+    Column("peak_allocated_bytes", None, BYTES, attrgetter("peak.allocated_bytes")),
+    Column("peak_reserved_bytes", None, BYTES, attrgetter("reserved_bytes")),
+    Column("peak_phase", None, TEXT, attrgetter("peak.phase")),
+    Column("peak", None, row_of(_MOMENTS)),
+    Column("step_time_us", None, US),
+    Column("phases", None, SIZES, lambda side: {name: one.allocated_bytes for name, one in side.phases.items()}),
+    Column("categories", None, SIZES, lambda side: {name: size for name, size in side.categories.items() if size}),
+)
 
 
 def forecast_to_json(made: Forecast) -> Json:
@@ -29,8 +54,8 @@ def forecast_to_json(made: Forecast) -> Json:
         "length": made.basis.length,
         "lengths": None if made.basis.mix is None else made.basis.mix.to_json(),
         "how": made.plan.source if made.plan.prediction is None else made.plan.prediction.how,
-        "recorded": _side(made.recorded),
-        "predicted": _side(made.predicted),
+        "recorded": record(SIDES, made.recorded),
+        "predicted": record(SIDES, made.predicted),
         "peak_interval_bytes": _interval(made.plan),
         "step_time_interval_us": _time_interval(made.plan),
         "change": {
@@ -40,9 +65,7 @@ def forecast_to_json(made: Forecast) -> Json:
         },
         "budget_bytes": budget,
         "fits": None if budget is None else made.predicted.peak.allocated_bytes <= budget,
-        "policies": [
-            {**policy_to_json(stage.policy, stage.numerics, stage.how), **to_json(stage)} for stage in made.stages
-        ],
+        "policies": records(STAGES, made.stages),
         "warnings": list(made.warnings),
     }
 
@@ -55,6 +78,42 @@ def _interval(plan: Plan) -> list[int] | None:
 def _time_interval(plan: Plan) -> list[float] | None:
     """Returns the bounds of a plan's step time; None where unknown."""
     return None if plan.time_interval is None else plan.time_interval.bounds
+
+
+def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = None) -> Json:
+    """Returns a suggestion ready for ``json.dump``.
+
+    Args:
+        found: The search result.
+        checked: Its plans that were dry-run, None where no dry run was requested.
+    """
+    answer = found.answer
+    fitting, others = rows_of_search(found)
+    return {
+        "schema": PLAN_SCHEMA,
+        "trace": found.trace,
+        "step": found.basis.step.number,
+        "batch": found.basis.batch,
+        "length": found.basis.length,
+        "lengths": None if found.basis.mix is None else found.basis.mix.to_json(),
+        "machine": found.basis.machine or None,
+        "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
+        "budget_bytes": answer.search_request.budget_bytes,
+        "host_budget_bytes": answer.search_request.most_host_bytes,
+        "recorded": {
+            "peak_allocated_bytes": answer.recorded.peak_bytes,
+            "peak_phase": answer.recorded.peak_phase,
+            "step_time_us": answer.recorded.step_time_us,
+        },
+        "minimum_feasible_bytes": answer.search_request.needed(answer.least),
+        "plans": records(PLANS, (*fitting, *others)),
+        "checked": None if checked is None else records(CHECKED, checked),
+        "refused": records(REFUSED, answer.refused),
+        "reason": "" if answer.best is not None else describe_least(found),
+        "is_complete": not answer.was_stopped,
+        "replayed_plans": answer.tried,
+        "warnings": list(found.warnings),
+    }
 
 
 def verification_to_json(found: Verification) -> Json:
@@ -71,60 +130,17 @@ def verification_to_json(found: Verification) -> Json:
             "time_ratio": number(found.time_error_ratio),
         },
         **(NO_BUDGET if found.budget is None else found.budget.to_json()),
-        "phases": [{"phase": row.name, **_compared(row)} for row in found.phases],
-        "categories": [{"category": row.name, **_compared(row)} for row in found.categories],
-        "policies": plan_to_json(found.plan),
+        "phases": records(PHASES, found.phases),
+        "categories": records(CATEGORIES, found.categories),
+        "policies": records(POLICIES, plan_policies(found.plan)),
         "warnings": list(found.warnings),
         "unlike": found.unlike or None,
     }
 
 
-def plan_to_json(plan: Plan) -> list[Json]:
-    """Returns a plan's policies, with their effects as predicted, ready for ``json.dump``."""
-    return [policy_to_json(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
-
-
-def policy_to_json(policy: Policy, numerics: str, how: str) -> Json:
-    """Returns a policy with its settings and effect, ready for ``json.dump``.
-
-    Args:
-        policy: The policy.
-        numerics: Its effect on the numbers of the job.
-        how: How its effect was obtained, one of policies.base.SOURCES.
-    """
-    settings: Mapping[str, Any] = plan_to_tables(Plan((policy,)))[policy.name]
-    return {
-        "policy": policy.name,
-        "settings": dict(settings),
-        "describe": policy.describe(),
-        "numerics": numerics,
-        "how": how,
-    }
-
-
-def _side(side: Side) -> Json:
-    return {
-        "peak_allocated_bytes": side.peak.allocated_bytes,
-        "peak_reserved_bytes": side.reserved_bytes,
-        "peak_phase": side.peak.phase,
-        "peak": _moment(side.peak),
-        "step_time_us": number(side.step_time_us),
-        "phases": {phase: moment.allocated_bytes for phase, moment in side.phases.items()},
-        "categories": {name: size for name, size in side.categories.items() if size},
-    }
-
-
-def _moment(moment: Moment) -> Json:
-    return {
-        "op_id": moment.op_id,
-        "op": moment.op,
-        "module": moment.module,
-        "source": moment.source.place if moment.source else None,
-    }
-
-
-def _compared(row: Compared) -> Json:
-    return {**to_json(row), "error_bytes": row.predicted_bytes - row.measured_bytes}
+def plan_policies(plan: Plan) -> list[PolicyRow]:
+    """Returns a plan's policies with their effects as predicted."""
+    return [policy_row(policy, plan.numerics_of(policy), policy.source) for policy in plan.policies]
 
 
 def _ratio(after: float, before: float) -> float | None:

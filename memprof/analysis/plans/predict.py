@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis, basis_of_steps
 from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.report.sources import find_sources
-from memprof.json_values import LEFT_OUT
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan, require_predictable
@@ -48,18 +47,24 @@ class Stage:
     Attributes:
         policy: The policy.
         peak_allocated_bytes: Peak of that step.
+        change_bytes: By how much the policy raises the peak.
         step_time_us: Its step time.
         numerics: The policy's effect on the numbers of the job.
         how: How the policy's effect was obtained, one of policies.base.SOURCES.
         changes: What it changes beyond rounding, and in the job's loop.
+        reserved_bytes: Modelled peak reserved bytes of the caching allocator; None on the CPU.
+        host_bytes: Pinned host memory of all these policies' copies.
     """
 
-    policy: Policy = field(metadata=LEFT_OUT)
+    policy: Policy
     peak_allocated_bytes: int
+    change_bytes: int
     step_time_us: float
     numerics: str
     how: str
     changes: tuple[str, ...]
+    reserved_bytes: int | None
+    host_bytes: int
 
 
 @dataclass(frozen=True)
@@ -127,12 +132,23 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
     sources = sources_of(plan.policies, basis.dry_steps)
     # Of a dry run, the policies in it come first.
     in_order = sorted(plan.policies, key=lambda policy: bool(basis.dry_steps) and not policy.changes_kernels)
+    peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in whole)
     for count, policy in enumerate(in_order, start=1):
-        steps = steps_under(in_order[:count], whole, basis.dry_steps)
+        first, before_bytes = Plan(tuple(in_order[:count])), peak_bytes
+        steps = steps_under(first.policies, whole, basis.dry_steps)
         peak_bytes = max(int(live_bytes(step).during.max(initial=0)) for step in steps)
-        changes = Plan((policy,)).caveats(basis.step)
-        numerics, own = policy.numerics_in(basis.step), sources[plan.policies.index(policy)]
-        stages.append(Stage(policy, peak_bytes, steps[0].duration_us, numerics, own, changes))
+        stage = Stage(
+            policy=policy,
+            peak_allocated_bytes=peak_bytes,
+            change_bytes=peak_bytes - before_bytes,
+            step_time_us=steps[0].duration_us,
+            numerics=policy.numerics_in(basis.step),
+            how=sources[plan.policies.index(policy)],
+            changes=Plan((policy,)).caveats(basis.step),
+            reserved_bytes=reserved_under(fullest_of(steps), trace.manifest, first),
+            host_bytes=basis.host_bytes_under(first),
+        )
+        stages.append(stage)
     recorded, predicted = fullest_of(whole), fullest_of(steps)
     how = max(basis.scaled_by or SOURCES[0], SOURCES[0], *sources, key=SOURCES.index)
     interval = interval_of(plan.policies, whole, steps, dry_steps=basis.dry_steps)
@@ -152,7 +168,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
         predicted=dataclasses.replace(
             side_of(predicted),
             step_time_us=steps[0].duration_us,
-            reserved_bytes=reserved_under(predicted, trace.manifest, plan),
+            reserved_bytes=stages[-1].reserved_bytes if stages else reserved_under(predicted, trace.manifest, plan),
         ),
         stages=tuple(stages),
         step=predicted,

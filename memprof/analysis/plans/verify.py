@@ -55,9 +55,14 @@ class Compared:
         measured_bytes: Measured value.
     """
 
-    name: str = field(metadata=LEFT_OUT)
+    name: str
     predicted_bytes: int
     measured_bytes: int
+
+    @property
+    def error_bytes(self) -> int:
+        """Predicted minus measured."""
+        return self.predicted_bytes - self.measured_bytes
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.command_classes import option
+from memprof.cli.options.command_classes import add_all, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.plans.arrangements import ClusterRequest
+    from memprof.analysis.arrangement.arrangements import ClusterRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ CLUSTER_FLAGS = ("devices", "devices_per_node", "node_link", "global_batch", "la
 
 def cluster_options(command: F) -> F:
     """Adds ``--devices`` and what describes them; the command passes these options to ``read_cluster``."""
-    options = (
+    return add_all(
         option(
             "--devices",
             group=_GROUP,
@@ -64,10 +64,7 @@ def cluster_options(command: F) -> F:
             help="Samples of an update over all devices.  [default: the recorded batch on each]",
         ),
         option("--layout", group=_GROUP, metavar="TEXT", help="Fix a part of the arrangement: tp=8,pp=4,zero=3."),
-    )
-    for add in reversed(options):
-        command = add(command)
-    return command
+    )(command)
 
 
 def read_cluster(
@@ -96,7 +93,7 @@ def read_cluster(
         if given is not None:
             raise UsageError(f"{given} describes an arrangement over several devices: add --devices N.")
         return None
-    from memprof.analysis.plans.arrangements import ClusterRequest
+    from memprof.analysis.arrangement.arrangements import ClusterRequest
 
     more = {"per_node": devices_per_node, "node_gigabytes_per_second": node_link, "global_samples": global_batch}
     known = {name: value for name, value in more.items() if value is not None}

@@ -51,6 +51,17 @@ def option(*names: str, group: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+def add_all(*adders: Callable[[F], F]) -> Callable[[F], F]:
+    """Returns a decorator that adds options, in the order in which help lists them."""
+
+    def add(command: F) -> F:
+        for one in reversed(adders):
+            command = one(command)
+        return command
+
+    return add
+
+
 def option_groups(command: click.Command, ctx: click.Context) -> list[tuple[str, list[click.Option]]]:
     """Returns the visible options of any command by heading, in the order of help; ``--help`` is in the last group."""
     is_grouped = isinstance(command, GroupedCommand)

@@ -109,6 +109,6 @@ def open_runs(
 
 def say(text: str) -> None:
     """Prints a line of progress on stderr."""
-    from memprof.cli.harmless import harmless
+    from memprof.harmless import harmless
 
     print(harmless(text), file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.command_classes import option
+from memprof.cli.options.command_classes import add_all, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def search_options(command: F) -> F:
 
     The command takes them as ``**search_flags`` and passes them to ``read_search_request``.
     """
-    options = (
+    return add_all(
+        budget_options,
         option(
             "--allow", group="Search", multiple=True, metavar="POLICY", help="Use only this policy; may be repeated."
         ),
@@ -68,10 +69,7 @@ def search_options(command: F) -> F:
             show_default=True,
             help="Time limit of the search.",
         ),
-    )
-    for add in reversed(options):
-        command = add(command)
-    return budget_options(command)
+    )(command)
 
 
 def read_budget(budget: str | None, machine: str | None) -> ReadBudget:

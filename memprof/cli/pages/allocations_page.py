@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rich.text import Text
-
 from memprof.analysis.compared.comparison import AllocationComparison
 from memprof.analysis.compared.comparison_words import DIFFERENCES, sides, verdict
 from memprof.analysis.table import FactTable
@@ -29,7 +27,7 @@ def show_allocations(compared: AllocationComparison, top: int) -> None:
         top: Kinds of differences to list at most.
     """
     page = Page.for_stdout()
-    page.add(Text(verdict(compared), style="bold"))
+    page.say(verdict(compared), "bold")
     page.add_section("Both sides", sides(compared), "requested bytes, rounded up to 512")
     if compared.differences:
         left_out = len(compared.differences) - top

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable
+from operator import attrgetter
 
 from memprof.analysis.allocator.allocator_json import allocator_to_json, end_to_json, static_to_json
 from memprof.analysis.allocator.allocator_report import (
@@ -18,9 +17,23 @@ from memprof.analysis.allocator.allocator_report import (
 )
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.analysis.report.moments import NO_HISTORY, describe_end, is_end_state_only
-from memprof.analysis.table import FactTable, sized_parts
-from memprof.cli.page import Page, TailCell, cell, make_table
+from memprof.analysis.table import (
+    BYTES,
+    BYTES_CHANGE,
+    COUNT,
+    FIGURE,
+    NAME,
+    NUMBER,
+    TEXT,
+    Column,
+    FactTable,
+    Read,
+    shown,
+    sized_parts,
+)
+from memprof.cli.page import Page
 from memprof.errors import InconclusiveError
+from memprof.replay.allocator.fragmentation import Outcome
 from memprof.trace.schema import Segments
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change, format_percent, printable
@@ -71,7 +84,7 @@ def show_page(
     if len(trace.ranks) > 1:
         record["rank"] = trace.rank
         which = ", the one with the highest peak" if rank is None else ""
-        page.add(Text(f"rank {trace.rank} of {len(trace.ranks)}{which}", style="dim"))
+        page.say(f"rank {trace.rank} of {len(trace.ranks)}{which}", "dim")
     if is_json:
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
@@ -87,14 +100,12 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
         print(json.dumps(end_to_json(report), indent=2, allow_nan=False))
         return
     unused = report.idle + report.holes
-    page.add(
-        Text(
-            f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved)}) is unused.",
-            style="bold",
-        )
+    page.say(
+        f"{format_bytes(report.reserved)} are reserved; {format_bytes(unused)} of it "
+        f"({_share(unused, report.reserved)}) is unused.",
+        "bold",
     )
-    page.add(Text(f"The recording {NO_HISTORY}: other settings cannot be modelled."))
+    page.say(f"The recording {NO_HISTORY}: other settings cannot be modelled.")
     parts = {
         "requested": report.requested,
         "rounding inside blocks": report.allocated + report.pending - report.requested,
@@ -119,28 +130,21 @@ def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: in
     """
     unused = report.reserved_peak - report.at_growth.allocated
     verb = "would reserve" if report.device == "cpu" else "reserves"
-    page.add(
-        Text(
-            f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
-            f"({_share(unused, report.reserved_peak)}) is unused then.",
-            style="bold",
-        )
+    page.say(
+        f"Step {report.step} {verb} {format_bytes(report.reserved_peak)} at its peak; {format_bytes(unused)} of it "
+        f"({_share(unused, report.reserved_peak)}) is unused then.",
+        "bold",
     )
-    page.add(Text(printable(report.advice)))
-    page.add(Text(_basis(report), style="dim"))
+    page.say(report.advice)
+    page.say(_basis(report), "dim")
     page.add_section("Reserved memory at its first maximum", _split(report), _growth(report))
     page.add_section(
         "Segments with the most free bytes at that time",
-        _segments(report, top or _ROWS),
+        FactTable(SEGMENTS, report.segments[: top or _ROWS]),
         "a segment can be released once every block in it is freed",
     )
     page.add_section("The same step under other settings", _outcomes(report))
-    page.add("")
-    page.add(
-        Text.assemble(
-            ("next: ", "dim"), f"memprof report {shlex.quote(trace)} --static", ("  savings of static planning", "dim")
-        )
-    )
+    page.add_next((f"memprof report {shlex.quote(trace)} --static", "savings of static planning"))
 
 
 def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | None) -> None:
@@ -152,55 +156,46 @@ def fill_static_page(page: Page, report: StaticReport, trace: str, top: int | No
         trace: The trace's path as the user gave it.
         top: Maximum rows of the operator table; None for the default.
     """
-    page.add(Text(_static_verdict(report), style="bold"))
+    page.say(_static_verdict(report), "bold")
     if report.device == "cpu":
-        page.add(Text(_AS_IF, style="dim"))
+        page.say(_AS_IF, "dim")
     if not report.has_reads:
-        page.add(
-            Text(
-                "operator inputs were not recorded: storages are planned for their whole lifetime",
-                style="dim",
-            )
-        )
-    table = make_table("method", ">bytes", ">above the bound")
-    rows: list[tuple[str, int | None]] = [
-        (f"all {report.storages:,} storages and workspaces, without reuse", report.total),
-        ("caching allocator: reserved, as modelled", report.reserved),
-        ("caching allocator: peak allocated", report.allocated),
-        ("static plan, in allocation order, best fit", report.best_fit),
-        ("static plan, largest first", report.greedy),
-        ("static plan, lowest found by search", report.searched),
-        ("peak live bytes, as recorded", report.kept_bound),
-        ("lower bound: needed at once", report.bound),
-        ("static plan, largest first, in place where possible", report.in_place_greedy),
-        ("lower bound, in place where possible", report.in_place_bound),
-    ]
-    for text, size in rows:
-        if size is None:
-            table.add_row(text, "too many to place", "")
-        else:
-            table.add_row(text, format_bytes(size), format_bytes_change(size - report.bound))
-    page.add_section("The step, planned and not", table)
-    operators = make_table("operator", ">calls", ">results computed in place", ">lowers the bound by")
-    shown = report.in_place[: top or _ROWS]
-    for one in shown:
-        operators.add_row(
-            cell(one.operator), f"{one.calls:,}", format_bytes(one.bytes), format_bytes(one.saved_at_bound)
-        )
-    left = len(report.in_place) - len(shown)
-    page.add_section(
-        "Savings of in-place results, by operator",
-        operators,
-        f"{left} more operators; --top shows more" if left else "",
+        page.say("operator inputs were not recorded: storages are planned for their whole lifetime", "dim")
+    page.add_section("The step, planned and not", _planned(report))
+    rows, count = top or _ROWS, len(report.in_place)
+    more = f"{count - rows} more operators; --top shows more" if count > rows else ""
+    page.add_section("Savings of in-place results, by operator", FactTable(IN_PLACE, report.in_place[:rows]), more)
+    page.add_next((f"memprof report {shlex.quote(trace)} --allocator", "where reserved memory is unused"))
+
+
+IN_PLACE = (
+    Column("operator", "operator", NAME),
+    Column("calls", "calls", COUNT),
+    Column("bytes", "results computed in place", BYTES),
+    Column("saved_at_bound", "lowers the bound by", BYTES),
+)
+
+
+def _planned(report: StaticReport) -> FactTable:
+    """Returns what the step needs under each way to place its storages."""
+    rows = {
+        f"all {report.storages:,} storages and workspaces, without reuse": report.total,
+        "caching allocator: reserved, as modelled": report.reserved,
+        "caching allocator: peak allocated": report.allocated,
+        "static plan, in allocation order, best fit": report.best_fit,
+        "static plan, largest first": report.greedy,
+        "static plan, lowest found by search": report.searched,
+        "peak live bytes, as recorded": report.kept_bound,
+        "lower bound: needed at once": report.bound,
+        "static plan, largest first, in place where possible": report.in_place_greedy,
+        "lower bound, in place where possible": report.in_place_bound,
+    }
+    columns = (
+        shown("method", TEXT, lambda row: row[0]),
+        shown("bytes", BYTES, lambda row: row[1], missing="too many to place"),
+        shown("above the bound", BYTES_CHANGE, lambda row: None if row[1] is None else row[1] - report.bound),
     )
-    page.add("")
-    page.add(
-        Text.assemble(
-            ("next: ", "dim"),
-            f"memprof report {shlex.quote(trace)} --allocator",
-            ("  where reserved memory is unused", "dim"),
-        )
-    )
+    return FactTable(columns, rows.items())
 
 
 def _basis(report: AllocatorReport) -> str:
@@ -241,36 +236,41 @@ def _split(report: AllocatorReport) -> FactTable:
     return sized_parts("part", parts, report.reserved_peak)
 
 
-def _segments(report: AllocatorReport, rows: int) -> Table:
-    table = make_table(">free", "of", ">largest free block", ">blocks", "largest block in it", "made at")
-    for segment in report.segments[:rows]:
-        use, pin = segment.use, segment.pin
-        table.add_row(
-            format_bytes(use.free_bytes),
-            format_bytes(use.size) + (", growing" if use.is_expandable else ""),
-            format_bytes(use.largest_hole),
-            str(use.blocks),
-            TailCell("" if pin is None else f"{format_bytes(pin.size)} {_words(pin)}"),
-            TailCell("" if pin is None else pin.line or "before the step"),
-        )
-    return table
+def _pinned(read: Callable[[Pin], str]) -> Read:
+    return lambda segment: "" if segment.pin is None else read(segment.pin)
 
 
-def _outcomes(report: AllocatorReport) -> Table:
-    has_retries = any(one.retries for one in report.outcomes)
-    more = (">cache emptied", ">failed") if has_retries else ()
-    table = make_table("PYTORCH_ALLOC_CONF", ">reserved peak", ">vs. now", ">allocated peak", ">segments added", *more)
-    for place, one in enumerate(report.outcomes):
-        name = (one.name or "torch's defaults") + (" (now)" if place == 0 else "")
-        table.add_row(
-            cell(name, "bold" if one is report.best else ""),
-            format_bytes(one.reserved_peak),
-            format_bytes_change(one.reserved_peak - report.reserved_peak) if place else "",
-            format_bytes(one.allocated_peak),
-            f"{one.segments:,} times",
-            *((f"{one.retries:,} times", f"{one.failed:,}") if has_retries else ()),
-        )
-    return table
+#: Segments that a block keeps from being released.
+SEGMENTS = (
+    shown("free", BYTES, attrgetter("use.free_bytes")),
+    shown("of", FIGURE, lambda one: format_bytes(one.use.size) + (", growing" if one.use.is_expandable else "")),
+    shown("largest free block", BYTES, attrgetter("use.largest_hole")),
+    shown("blocks", NUMBER, attrgetter("use.blocks")),
+    shown("largest block in it", NAME, _pinned(lambda pin: f"{format_bytes(pin.size)} {_words(pin)}")),
+    shown("made at", NAME, _pinned(lambda pin: pin.line or "before the step")),
+)
+
+
+def _outcomes(report: AllocatorReport) -> FactTable:
+    """Returns the step under other settings, those in force first."""
+    now, has_retries = report.outcomes[0], any(one.retries for one in report.outcomes)
+
+    def name(one: Outcome) -> str:
+        return (one.name or "torch's defaults") + (" (now)" if one is now else "")
+
+    def change(one: Outcome) -> int | None:
+        return None if one is now else one.reserved_peak - report.reserved_peak
+
+    columns = (
+        shown("PYTORCH_ALLOC_CONF", NAME, name),
+        shown("reserved peak", BYTES, attrgetter("reserved_peak")),
+        shown("vs. now", BYTES_CHANGE, change),
+        shown("allocated peak", BYTES, attrgetter("allocated_peak")),
+        shown("segments added", COUNT, attrgetter("segments")),
+        shown("cache emptied", COUNT, lambda one: one.retries if has_retries else None, is_optional=True),
+        shown("failed", COUNT, lambda one: one.failed if has_retries else None, is_optional=True),
+    )
+    return FactTable(columns, report.outcomes)
 
 
 def _static_verdict(report: StaticReport) -> str:

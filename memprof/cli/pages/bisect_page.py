@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-
-from rich.text import Text
+from operator import attrgetter
 
 from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
@@ -13,10 +12,11 @@ from memprof.analysis.diff.diff_words import headline
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate
 from memprof.analysis.diff.summary import NOTHING
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.table import BYTES, TEXT, FactTable, shown
+from memprof.cli.page import Page
 from memprof.json_values import Json, to_json
 from memprof.launch.commit_runs import Bisection, Judge
-from memprof.units import format_bytes, format_bytes_change, printable
+from memprof.units import format_bytes, format_bytes_change, format_count, printable
 
 #: Version of the JSON's keys.
 BISECT_SCHEMA = 1
@@ -45,6 +45,18 @@ def progress_line(one: Measurement, good: Measurement, judge: Judge, runs: int) 
     return f"{start}peak {format_bytes(one.summary.peak.bytes)}, {word}  {printable(one.commit.subject)}"
 
 
+def _peak(one: Measurement) -> int | None:
+    return None if one.summary is None else one.summary.peak.bytes
+
+
+_MEASURED = (
+    shown("commit", TEXT, attrgetter("commit.short")),
+    shown("date", TEXT, attrgetter("commit.date")),
+    shown("peak", BYTES, _peak),
+    shown("subject", TEXT, attrgetter("commit.subject")),
+)
+
+
 def fill_bisection(
     page: Page, found: Bisection, change: Diff, files: Sequence[str], gates: Sequence[Gate], runs: int
 ) -> None:
@@ -61,12 +73,12 @@ def fill_bisection(
     culprit = found.culprit.commit
     words = " or ".join(gate.text for gate in gates)
     if found.between:
-        page.add(Text(f"The first commit with {words} is one of {len(found.between) + 1}; not all could be run:",
-                      style="bold"))  # fmt: skip
+        count = len(found.between) + 1
+        page.say(f"The first commit with {words} is one of {count}; not all could be run:", "bold")
         for commit in (*found.between, culprit):
             page.add(f"  {_named(commit)}")
     else:
-        page.add(Text(f"{culprit.short} is the first commit with {words}.", style="bold"))
+        page.say(f"{culprit.short} is the first commit with {words}.", "bold")
         page.add(f"  {culprit.date}  {printable(culprit.author)}  {printable(culprit.subject)}")
     for merge in found.merges:
         page.add(f"  merged by {_named(merge.commit)}")
@@ -83,13 +95,9 @@ def fill_bisection(
         page.add(f"Modules: {_listed(shown, len(modules))}")
     if files:
         page.add(f"Files: {_listed([printable(name) for name in files[:_MOST_NAMES]], len(files))}")
-    table = make_table("commit", "date", ">peak", "subject")
-    for one in found.measured:
-        peak = "" if one.summary is None else format_bytes(one.summary.peak.bytes)
-        table.add_row(one.commit.short, one.commit.date, peak, cell(one.commit.subject))
-    page.add_section(f"{runs} dry {'run' if runs == 1 else 'runs'}", table)
+    page.add_section(format_count(runs, "dry run"), FactTable(_MEASURED, found.measured))
     page.add("")
-    page.add(Text(f"To see the change: git show {culprit.short}", style="dim"))
+    page.say(f"To see the change: git show {culprit.short}", "dim")
 
 
 def bisection_to_json(found: Bisection, change: Diff, files: Sequence[str], runs: int) -> Json:
@@ -122,8 +130,7 @@ def _listed(names: Sequence[str], count: int) -> str:
 
 
 def _commit(one: Measurement) -> Json:
-    peak = None if one.summary is None else one.summary.peak.bytes
-    return {**dataclasses.asdict(one.commit), "peak_allocated_bytes": peak, "reason": one.reason}
+    return {**dataclasses.asdict(one.commit), "peak_allocated_bytes": _peak(one), "reason": one.reason}
 
 
 def _named(commit: Commit) -> str:

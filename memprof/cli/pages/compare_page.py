@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
-from rich.text import Text
-
 from memprof.analysis.plans.basis import basis_of, link_of
-from memprof.analysis.plans.compare_planners import SHARES, compare_planners
+from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.cli.progress import PointBar
 from memprof.json_values import to_json
 from memprof.planners.base import planner_types
@@ -30,14 +26,13 @@ def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float,
     step = basis_of(opened, step_number).step
     with PointBar(len(SHARES) * len(planner_types())) as bar:
         points = compare_planners(step, time_limit_s=time_limit_s, link_bytes_per_us=link_of(opened), report=bar.add)
-    if is_json:
-        print(json.dumps({"schema": PLAN_SCHEMA, "points": to_json(points)}, indent=2))
-        return
-    page = Page.for_stdout()
+    show(lambda page: _fill(page, points), lambda: {"schema": PLAN_SCHEMA, "points": to_json(points)}, is_json=is_json)
+
+
+def _fill(page: Page, points: tuple[Point, ...]) -> None:
     budgets = {point.share: point.budget_bytes for point in points}
     peak = max(budgets.values()) / max(budgets)
-    page.add(Text(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}."))
-    page.add(Text("Per-operator schedules: a lower bound for plans, which choose whole modules.", style="dim"))
+    page.say(f"Time on top of the recorded step, by planner and budget; recorded peak {format_bytes(int(peak))}.")
+    page.say("Per-operator schedules: a lower bound for plans, which choose whole modules.", "dim")
     page.add_section("Overhead", overheads(points), MARKS)
     page.add_section("Planners", planners())
-    page.write()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.table import BYTES, NUMBER, TEXT, US, Cell, Column, FactTable, Read, record, records, shown
+from memprof.cli.page import Page, show
 from memprof.machines.catalogue import Accelerator
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_us, printable
+from memprof.units import format_bytes, format_us
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
@@ -56,41 +54,33 @@ def show_devices(
 
         plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
         write_plan(written, plan.predict(step, trace=trace)[0])
-    if is_json:
-        print(json.dumps(_json(found), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        for sentence in basis.warnings:
-            page.add(Text(f"warning: {printable(sentence)}", style="yellow"))
-        page.add(_verdict(found))
-        page.add_section(
-            "One rank's peak",
-            _table(found),
-            f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}",
-        )
-        for sentence in found.refused:
-            page.add(cell(sentence, "dim"))
-        page.add(Text(""))
-        page.add(Text(_next(found, trace, written), style="dim"))
-        page.write()
+    show(lambda page: _fill(page, found, basis, trace, written), lambda: _json(found), is_json=is_json)
     return 0 if found.fits_alone or found.needed is not None else 4
 
 
-def _verdict(found: Devices) -> Text:
+def _fill(page: Page, found: Devices, basis: Basis, trace: str, written: Path | None) -> None:
+    page.warn(*basis.warnings)
+    page.say(_verdict(found))
+    alone = f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}"
+    page.add_section("One rank's peak", _table(found), alone)
+    for sentence in found.refused:
+        page.say(sentence, "dim")
+    page.add_next(_next(found, trace, written))
+
+
+def _verdict(found: Devices) -> str:
     budget = format_bytes(found.budget_bytes)
     if found.fits_alone:
-        return Text(f"One device suffices: the job needs {format_bytes(found.alone_bytes)} of {budget}.")
+        return f"One device suffices: the job needs {format_bytes(found.alone_bytes)} of {budget}."
     if found.communicator_bytes:
         budget += f" ({format_bytes(found.communicator_bytes)} of it left free for NCCL)"
     needed = found.needed
     if needed is None:
         least = min(found.ranks, key=lambda each: each.peak_allocated_bytes, default=None)
         nearest = f": {_title(least)} still holds {format_bytes(least.peak_allocated_bytes)}" if least else ""
-        return Text(
-            f"No number of devices suffices{nearest}, over the budget of {budget}. Activations are not sharded."
-        )
+        return f"No number of devices suffices{nearest}, over the budget of {budget}. Activations are not sharded."
     held, alone = format_bytes(needed.peak_allocated_bytes), format_bytes(found.alone_bytes)
-    return Text(
+    return (
         f"{needed.policy.world_size} devices are needed: {_title(needed)} holds {held} of {budget} on each; on one "
         f"device it is {alone}."
     )
@@ -100,31 +90,50 @@ def _title(rank: OneRank) -> str:
     return f"{_STRATEGIES[rank.policy.stage]} over {rank.policy.world_size}"
 
 
-def _table(found: Devices) -> Table:
-    table = make_table(">devices", *(f">{name}" for name in _STRATEGIES), *(f">{name} step" for name in _STRATEGIES))
-    sizes = dict.fromkeys(each.policy.world_size for each in found.ranks)
-    for size in sizes:
-        own = {each.policy.stage: each for each in found.ranks if each.policy.world_size == size}
-        peaks, times = [], []
-        for stage in range(len(_STRATEGIES)):
-            rank = own.get(stage)
-            fits = rank is not None and found.fits(rank)
-            peaks.append(Text(format_bytes(rank.peak_allocated_bytes) if rank else "-", style="green" if fits else ""))
-            times.append(Text(format_us(rank.step_time_us) if rank else "-", style="dim"))
-        table.add_row(str(size), *peaks, *times)
-    return table
+#: One rank of many.
+RANKS = (
+    Column("world_size", None, NUMBER, attrgetter("policy.world_size")),
+    Column("stage", None, NUMBER, attrgetter("policy.stage")),
+    Column("strategy", None, TEXT, lambda rank: _STRATEGIES[rank.policy.stage]),
+    Column("peak_allocated_bytes", None, BYTES),
+    Column("step_time_us", None, US),
+    Column("exposed_us", None, US, meaning="step time added by communication"),
+)
 
 
-def _next(found: Devices, trace: str, written: Path | None) -> str:
+def _table(found: Devices) -> FactTable:
+    """Returns a row for each number of devices, with the peak and the step time under each strategy."""
+    ranks = {(rank.policy.world_size, rank.policy.stage): rank for rank in found.ranks}
+
+    def peak(stage: int) -> Read:
+        def read(size: int) -> Cell | None:
+            rank = ranks.get((size, stage))
+            tone = "good" if rank is not None and found.fits(rank) else ""
+            return None if rank is None else Cell(format_bytes(rank.peak_allocated_bytes), tone=tone)
+
+        return read
+
+    def time_us(stage: int) -> Read:
+        return lambda size: None if (rank := ranks.get((size, stage))) is None else rank.step_time_us
+
+    columns = (
+        shown("devices", NUMBER, int),
+        *(shown(name, BYTES, peak(stage), missing="-") for stage, name in enumerate(_STRATEGIES)),
+        *(shown(f"{name} step", US, time_us(stage), missing="-") for stage, name in enumerate(_STRATEGIES)),
+    )
+    return FactTable(columns, dict.fromkeys(size for size, _ in ranks))
+
+
+def _next(found: Devices, trace: str, written: Path | None) -> tuple[str, str]:
     if found.fits_alone:
-        return "next: no action needed"
+        return "no action needed", ""
     if found.needed is None:
         command = f"memprof suggest {shlex.quote(trace)} --budget {found.budget_bytes}"
-        return f"next: {command}  (checkpointing shrinks activations)"
+        return command, "checkpointing shrinks activations"
     if written is not None:
-        return f"next: memprof record --plan {shlex.quote(str(written))} train.py"
+        return f"memprof record --plan {shlex.quote(str(written))} train.py", ""
     policy = found.needed.policy
-    return f"next: memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} train.py"
+    return f"memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} train.py", ""
 
 
 def _json(found: Devices) -> dict[str, Any]:
@@ -133,19 +142,8 @@ def _json(found: Devices) -> dict[str, Any]:
         "budget_bytes": found.budget_bytes,
         "peak_allocated_bytes": found.alone_bytes,
         "step_time_us": found.alone_us,
-        "needed": None if found.needed is None or found.fits_alone else _rank(found.needed),
+        "needed": None if found.needed is None or found.fits_alone else record(RANKS, found.needed),
         "fits_alone": found.fits_alone,
-        "ranks": [_rank(each) for each in found.ranks],
+        "ranks": records(RANKS, found.ranks),
         "refused": list(found.refused),
-    }
-
-
-def _rank(rank: OneRank) -> dict[str, Any]:
-    return {
-        "world_size": rank.policy.world_size,
-        "stage": rank.policy.stage,
-        "strategy": _STRATEGIES[rank.policy.stage],
-        "peak_allocated_bytes": rank.peak_allocated_bytes,
-        "step_time_us": rank.step_time_us,
-        "exposed_us": rank.exposed_us,
     }

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import shlex
-
-from rich.table import Table
-from rich.text import Text
+from operator import attrgetter
 
 from memprof.analysis.estimate.against import Compared
 from memprof.analysis.estimate.estimate import MOST_RANKS, Estimate, OnMachine, describe_setting
 from memprof.analysis.estimate.terms import GROUPS
-from memprof.cli.page import Page, make_table
+from memprof.analysis.table import (
+    BYTES,
+    BYTES_CHANGE,
+    FIGURE,
+    RATIO_CHANGE,
+    SHARE,
+    TEXT,
+    WORDS,
+    Cell,
+    Column,
+    FactTable,
+    records,
+    shown,
+)
+from memprof.cli.page import Page
 from memprof.json_values import Json, to_json
-from memprof.units import format_bytes, format_bytes_change, format_percent, printable
+from memprof.units import format_bytes, format_bytes_change, format_percent
 
 _WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "temporary"}
 #: Schema version; incremented when a key changes meaning or is removed.
@@ -38,23 +50,22 @@ def fill_estimate(
         trace: The recording's path, "" without one.
         has_reasons: Also show each formula's source and limitations.
     """
-    page.add(Text(printable(_verdict(found)), style="bold"))
-    page.add(Text(printable(describe_setting(found.setting, found.model)), style="dim"))
+    page.say(_verdict(found), "bold")
+    page.say(describe_setting(found.setting, found.model), "dim")
     if on is not None:
-        page.add(Text(_on_machine(on, found), style="" if on.fits else "yellow"))
-    page.add_section("By term", _term_table(found), "of one rank")
-    page.add(Text(printable(_letters(found)), style="dim"))
-    page.add(Text(printable(_moments(found)), style="dim"))
+        page.say(_on_machine(on, found), "" if on.fits else "yellow")
+    page.add_section("By term", _terms(found), "of one rank")
+    page.say(_letters(found), "dim")
+    page.say(_moments(found), "dim")
     if compared is not None:
-        page.add_section("Compared with the recording", _compared_table(compared), trace)
+        page.add_section("Compared with the recording", FactTable(COMPARED, compared), trace)
     if has_reasons:
         _add_reasons(page, found)
-    page.add("")
     for note in found.model.notes:
-        page.add(Text(printable(f"note: {note}"), style="dim"))
+        page.say(f"note: {note}", "dim")
     if isinstance(found.model.shape, int):
-        page.add(Text("note: a parameter count alone does not determine activations: give a shape", style="dim"))
-    page.add(_next(on, trace))
+        page.say("note: a parameter count alone does not determine activations: give a shape", "dim")
+    page.add_next(_next(on, trace))
 
 
 def _verdict(found: Estimate) -> str:
@@ -84,8 +95,17 @@ def _on_machine(on: OnMachine, found: Estimate) -> str:
     return f"{text}. With ZeRO {on.zero}, {cards:,} devices suffice, each with this batch."
 
 
-def _term_table(found: Estimate) -> Table:
-    table = make_table("term", ">bytes", ">share", "formula")
+_TERMS = (
+    shown("term", TEXT, lambda row: row[0]),
+    shown("bytes", BYTES, lambda row: row[1]),
+    shown("share", SHARE, lambda row: row[1]),
+    shown("formula", WORDS, lambda row: row[2]),
+)
+
+
+def _terms(found: Estimate) -> FactTable:
+    """Returns the bytes of each group of terms, and of its terms where it has several."""
+    rows: list[tuple[Cell, int, str]] = []
     for group, size in found.by_group.items():
         terms = [term for term in found.terms if term.group == group]
         name = _WORDS.get(group, group)
@@ -93,17 +113,13 @@ def _term_table(found: Estimate) -> Table:
             name += ", not all at once"
         if len(terms) == 1:
             name += "" if terms[0].name == group else f": {terms[0].name}"
-            table.add_row(name, *_cells(size, found), terms[0].formula)
+            rows.append((Cell(name), size, terms[0].formula))
         elif terms:
-            table.add_row(name, *_cells(size, found), "")
-            for term in terms:
-                table.add_row(f"  {term.name}", *_cells(term.bytes, found), term.formula)
-    table.add_row("total", *_cells(found.total_bytes, found), "")
+            rows.append((Cell(name), size, ""))
+            rows += [(Cell(term.name, depth=1), term.bytes, term.formula) for term in terms]
+    table = FactTable(_TERMS, rows, found.total_bytes)
+    table.add("total", term=Cell("total"), bytes=found.total_bytes, share=found.total_bytes)
     return table
-
-
-def _cells(size: int, found: Estimate) -> tuple[str, str]:
-    return format_bytes(size), format_percent(size / found.total_bytes)
 
 
 def _moments(found: Estimate) -> str:
@@ -137,45 +153,45 @@ def _letters(found: Estimate) -> str:
     return ", ".join(f"{letter} = {value:,} ({meanings[letter]})" for letter, value in found.letters.items())
 
 
-def _compared_table(compared: tuple[Compared, ...]) -> Table:
-    table = make_table("part", ">formula", ">recorded", ">error", ">", "compared with")
-    for one in compared:
-        if not one.error_bytes:
-            error, share = "exact", ""
-        else:
-            error = format_bytes_change(one.error_bytes)
-            share = "" if one.error_ratio is None else _share(one.error_ratio)
-        table.add_row(
-            one.name, format_bytes(one.estimated_bytes), format_bytes(one.recorded_bytes), error, share, one.what
-        )
-    return table
+def _error(one: Compared) -> str:
+    if not one.error_bytes:
+        return "exact"
+    ratio = one.error_ratio
+    share = "" if ratio is None else f"{100 * ratio:+.2f} %" if abs(ratio) >= 0.00005 else "under 0.01 %"
+    return f"{format_bytes_change(one.error_bytes)}{share and f' ({share})'}"
 
 
-def _share(ratio: float) -> str:
-    return f"{100 * ratio:+.2f} %" if abs(ratio) >= 0.00005 else "under 0.01 %"
+#: Parts of an estimate, compared with those of a recording.
+COMPARED = (
+    Column("part", "part", TEXT, attrgetter("name")),
+    Column("estimated_bytes", "formula", BYTES),
+    Column("recorded_bytes", "recorded", BYTES),
+    Column("error_bytes", None, BYTES_CHANGE),
+    Column("error_ratio", None, RATIO_CHANGE),
+    shown("error", FIGURE, _error),
+    Column("against", "compared with", WORDS, attrgetter("what")),
+)
 
 
 def _add_reasons(page: Page, found: Estimate) -> None:
     """Adds each term's source and limitations."""
     page.add("")
-    page.add(Text("Sources and limitations of the formulas", style="bold"))
+    page.say("Sources and limitations of the formulas", "bold")
     for term in found.terms:
-        page.add(Text(printable(f"{term.name}: {term.formula}")))
-        page.add(Text(printable(f"  source: {term.source}"), style="dim"))
+        page.say(f"{term.name}: {term.formula}")
+        page.say(f"  source: {term.source}", "dim")
         if term.not_when:
-            page.add(Text(printable(f"  not when: {term.not_when}"), style="dim"))
+            page.say(f"  not when: {term.not_when}", "dim")
     if found.model.source:
-        page.add(Text(printable(f"shape: {found.model.source}")))
+        page.say(f"shape: {found.model.source}")
 
 
-def _next(on: OnMachine | None, trace: str) -> Text:
+def _next(on: OnMachine | None, trace: str) -> tuple[str, str]:
     """Returns the command that measures what is estimated here."""
     if trace:
-        command, reason = f"memprof report {shlex.quote(trace)}", "what the peak is made of"
-    else:
-        device = f" --device {shlex.quote(on.machine.name)}" if on is not None else ""
-        command, reason = f"memprof record --dry-run{device} train.py", "your own script's peak, operator by operator"
-    return Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim"))
+        return f"memprof report {shlex.quote(trace)}", "what the peak is made of"
+    device = f" --device {shlex.quote(on.machine.name)}" if on is not None else ""
+    return f"memprof record --dry-run{device} train.py", "your own script's peak, operator by operator"
 
 
 def estimate_to_json(
@@ -210,7 +226,7 @@ def estimate_to_json(
         "machine": None if on is None else _machine(on),
     }
     if compared is not None:
-        record["compared"] = [_compared(one) for one in compared]
+        record["compared"] = records(COMPARED, compared)
     return record
 
 
@@ -230,15 +246,4 @@ def _machine(on: OnMachine) -> Json:
         "fits": on.fits,
         "least_ranks": on.least_ranks,
         "zero": on.zero,
-    }
-
-
-def _compared(one: Compared) -> Json:
-    return {
-        "part": one.name,
-        "estimated_bytes": one.estimated_bytes,
-        "recorded_bytes": one.recorded_bytes,
-        "error_bytes": one.error_bytes,
-        "error_ratio": one.error_ratio,
-        "against": one.what,
     }

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 import shlex
-
-from rich.table import Table
-from rich.text import Text
+from operator import attrgetter
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, plan_to_json
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, plan_policies
+from memprof.analysis.plans.plan_rows import POLICIES
+from memprof.analysis.plans.predicted_tables import counters
+from memprof.analysis.table import (
+    BYTES,
+    BYTES_CHANGE,
+    FIGURE,
+    NUMBER,
+    US,
+    WORDS,
+    Column,
+    FactTable,
+    record,
+    records,
+    row_of,
+    rows_of,
+    shown,
+)
+from memprof.cli.page import Page
 from memprof.json_values import Json
-from memprof.launch.fit.request import Attempt, FitResult, Measured
+from memprof.launch.fit.request import Attempt, FitResult
 from memprof.units import format_bytes, format_bytes_of, format_us, printable
 
 
@@ -24,25 +39,23 @@ def fill_fit(page: Page, found: FitResult, job: str) -> None:
         found: The result.
         job: The job's command line, for the next command.
     """
-    page.add(Text(printable(_verdict(found)), style="bold"))
-    for warning in found.warnings:
-        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
+    page.say(_verdict(found), "bold")
+    page.warn(*found.warnings)
     if found.recorded is not None:
         peak, time = format_bytes(found.recorded.peak_bytes), _time(found.recorded.step_time_us)
         how = ", in a dry run because the job itself ran out of memory" if found.is_from_dry_run else ""
-        page.add(Text(f"as it is{how}: peak {peak}, step {time}", style="dim"))
-    page.add_section("Runs under a plan", _attempt_table(found), "in order")
+        page.say(f"as it is{how}: peak {peak}, step {time}", "dim")
+    page.add_section("Runs under a plan", _attempts(found), "in order")
     if found.best is not None and not _is_compiled(found.best):
-        page.add_section("Predicted and measured", _comparison_table(found.best))
+        page.add_section("Predicted and measured", _compared(found.best))
     if found.best is not None:
         page.add("")
         page.add(f"plan written to {printable(str(found.request.outputs.plan))}; in your own code:")
         page.add("")
         for line in code_of(found):
-            page.add(Text(f"    {line}"))
+            page.say(f"    {line}")
         page.add("")
-    for command, reason in _next(found, job):
-        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+    page.add_next(*_next(found, job))
 
 
 def fit_to_json(found: FitResult, job: str) -> Json:
@@ -61,9 +74,9 @@ def fit_to_json(found: FitResult, job: str) -> Json:
         "fits": best is not None or found.is_met,
         "fits_as_it_is": found.is_met,
         "recorded_in_dry_run": found.is_from_dry_run,
-        "recorded": _measured(found.recorded),
-        "attempts": [_attempt(attempt) for attempt in found.attempts],
-        "plan": None if best is None else _attempt(best),
+        "recorded": None if found.recorded is None else record(MEASURED, found.recorded),
+        "attempts": records(ATTEMPTS, found.attempts),
+        "plan": None if best is None else record(ATTEMPTS, best),
         "least_measured_bytes": found.least_bytes or None,
         "files": {
             "plan": str(outputs.plan) if best is not None else None,
@@ -104,57 +117,70 @@ def _change(now_us: float, before_us: float) -> str:
     return f", step time {100 * (now_us / before_us - 1):+.1f} %"
 
 
-def _attempt_table(found: FitResult) -> Table:
-    is_dry = any(one.dry_bytes is not None for one in found.attempts)
-    columns = [">dry run", ">difference"] if is_dry else []
-    table = make_table("", "plan", ">predicted", *columns, ">measured", ">step time", "result")
-    words = {
-        "fits": "within the budget",
-        "above": "above the budget",
-        "refused": "refused: ",
-        "failed": "failed: ",
-        "passed over": "skipped: its dry run is above the budget",
-    }
-    for number, one in enumerate(found.attempts, start=1):
-        peak = "" if one.measured is None else format_bytes(one.measured.peak_bytes)
-        time = "" if one.measured is None else _time(one.measured.step_time_us)
-        prediction = one.plan.prediction
-        text = words[one.outcome] + printable(one.reason) + (", kept" if one is found.best else "")
-        plan = cell(one.plan.describe())
-        predicted = (
-            "only measured"
-            if _is_compiled(one) or prediction is None
-            else format_bytes(prediction.peak_allocated_bytes)
-        )
-        dry = _dry_cells(one) if is_dry else ()
-        table.add_row(str(number), plan, predicted, *dry, peak, time, text)
-    return table
+def _predicted(one: Attempt) -> str:
+    prediction = None if _is_compiled(one) else one.plan.prediction
+    return "only measured" if prediction is None else format_bytes(prediction.peak_allocated_bytes)
 
 
-def _dry_cells(one: Attempt) -> tuple[str, str]:
-    """Returns a dry run's peak, and the prediction's error."""
+def _difference(one: Attempt) -> str:
+    """Returns a dry run's peak against the predicted one; "" without both."""
     prediction = one.plan.prediction
     if one.dry_bytes is None or prediction is None:
-        return "", ""
-    return format_bytes(one.dry_bytes), describe_difference(one.dry_bytes, prediction.peak_allocated_bytes)
+        return ""
+    return describe_difference(one.dry_bytes, prediction.peak_allocated_bytes)
 
 
-def _comparison_table(best: Attempt) -> Table:
-    table = make_table("", ">predicted", ">measured", ">error")
+_OUTCOMES = {
+    "fits": "within the budget",
+    "above": "above the budget",
+    "refused": "refused: ",
+    "failed": "failed: ",
+    "passed over": "skipped: its dry run is above the budget",
+}
+_PREDICTED = (Column("peak_allocated_bytes", None, BYTES), Column("step_time_us", None, US), Column("how", None))
+MEASURED = (
+    Column("peak_allocated_bytes", None, BYTES, attrgetter("peak_bytes")),
+    Column("step_time_us", None, US),
+    Column("rank", None, NUMBER),
+)
+_DRY_RUN = (
+    Column("peak_allocated_bytes", None, BYTES, attrgetter("dry_bytes")),
+    Column("difference_bytes", None, BYTES_CHANGE),
+    Column("peak_reserved_bytes", None, BYTES, lambda one: one.dry_reserved_bytes or None),
+)
+#: Runs of the job under a plan.
+ATTEMPTS = (
+    Column("describe", "plan", WORDS, lambda one: one.plan.describe()),
+    Column("policies", None, rows_of(POLICIES), lambda one: plan_policies(one.plan)),
+    Column("predicted", None, row_of(_PREDICTED), lambda one: None if _is_compiled(one) else one.plan.prediction),
+    shown("predicted", FIGURE, _predicted, key="prediction"),
+    Column("dry_run", None, row_of(_DRY_RUN), lambda one: None if one.dry_bytes is None else one),
+    shown("dry run", BYTES, attrgetter("dry_bytes"), is_optional=True),
+    shown("difference", FIGURE, _difference, is_optional=True),
+    shown("reserved", BYTES, lambda one: one.dry_reserved_bytes or None, meaning="in the dry run", is_optional=True),
+    Column("measured", None, row_of(MEASURED)),
+    shown("measured", BYTES, lambda one: one.measured and one.measured.peak_bytes, key="peak"),
+    shown("step time", FIGURE, lambda one: "" if one.measured is None else _time(one.measured.step_time_us)),
+    Column("outcome", None),
+    Column("reason", None),
+)
+
+
+def _attempts(found: FitResult) -> FactTable:
+    def result(one: Attempt) -> str:
+        return _OUTCOMES[one.outcome] + one.reason + (", kept" if one is found.best else "")
+
+    numbers = {id(one): number for number, one in enumerate(found.attempts, start=1)}
+    columns = (shown("", NUMBER, lambda one: numbers[id(one)]), *ATTEMPTS, shown("result", WORDS, result))
+    return FactTable(columns, found.attempts)
+
+
+def _compared(best: Attempt) -> FactTable:
     prediction, measured = best.plan.prediction, best.measured
     assert measured is not None  # verified
     assert prediction is not None
-    peaks = prediction.peak_allocated_bytes, measured.peak_bytes
-    times = prediction.step_time_us, measured.step_time_us
-    table.add_row("peak", format_bytes(peaks[0]), format_bytes(peaks[1]), _error(*peaks))
-    table.add_row("step time", _time(times[0]), _time(times[1]), _error(*times))
-    return table
-
-
-def _error(predicted: float, measured: float) -> str:
-    if not math.isfinite(measured) or not measured:
-        return ""
-    return "exact" if predicted == measured else f"{100 * (predicted / measured - 1):+.1f} %"
+    peaks = (prediction.peak_allocated_bytes, measured.peak_bytes)
+    return counters(peaks, (prediction.step_time_us, measured.step_time_us))
 
 
 def _next(found: FitResult, job: str) -> list[tuple[str, str]]:
@@ -179,41 +205,7 @@ def _is_compiled(attempt: Attempt) -> bool:
     return any(policy.source == "measured" for policy in attempt.plan.policies)
 
 
-def _measured(measured: Measured | None) -> Json | None:
-    if measured is None:
-        return None
-    return {
-        "peak_allocated_bytes": measured.peak_bytes,
-        "step_time_us": measured.step_time_us if math.isfinite(measured.step_time_us) else None,
-        "rank": measured.rank,
-    }
-
-
 def _measured_bytes(found: FitResult) -> int | None:
     """Returns the peak under the plan that was kept, or of the unmodified job if it fits; None if neither."""
     measured = found.recorded if found.is_met else None if found.best is None else found.best.measured
     return None if measured is None else measured.peak_bytes
-
-
-def _attempt(attempt: Attempt) -> Json:
-    prediction = None if _is_compiled(attempt) else attempt.plan.prediction
-    return {
-        "describe": attempt.plan.describe(),
-        "policies": plan_to_json(attempt.plan),
-        "outcome": attempt.outcome,
-        "reason": attempt.reason,
-        "predicted": None
-        if prediction is None
-        else {
-            "peak_allocated_bytes": prediction.peak_allocated_bytes,
-            "step_time_us": prediction.step_time_us,
-            "how": prediction.how,
-        },
-        "dry_run": None
-        if attempt.dry_bytes is None
-        else {
-            "peak_allocated_bytes": attempt.dry_bytes,
-            "difference_bytes": None if prediction is None else attempt.dry_bytes - prediction.peak_allocated_bytes,
-        },
-        "measured": _measured(attempt.measured),
-    }

@@ -6,42 +6,34 @@ import dataclasses
 import html
 import math
 from collections.abc import Sequence
-
-from rich.text import Text
+from operator import attrgetter
 
 from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
 from memprof.analysis.diff.diff_words import percent
 from memprof.analysis.diff.gates import Gate, measure
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.table import (
+    BYTES,
+    FIGURE,
+    TEXT,
+    WORDS,
+    Column,
+    FactTable,
+    Unit,
+    records,
+    rows_of,
+    shown,
+)
+from memprof.cli.page import Page
 from memprof.cli.pages.drawings import draw_columns
-from memprof.json_values import Json, number, to_json
+from memprof.cli.pages.html_page import html_page, html_table
+from memprof.json_values import Json, number
 from memprof.units import format_bytes, format_bytes_change, format_us, format_us_change, printable
 
 #: Smallest change from one commit to the next that is marked, as a share.
 LEAST_SHARE = 0.01
 _LEAST_WIDTH = 24
+_MOST_CAUSES = 3
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 320, 90, 24, 12
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>memprof history</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 24px auto; padding: 0 16px; }}
-h1 {{ font-size: 20px; }} svg {{ width: 100%; height: auto; }} text {{ font-size: 12px; fill: currentColor; }}
-polyline {{ fill: none; stroke: #0969da; stroke-width: 2; }} circle {{ fill: #0969da; }}
-circle.changed {{ fill: #d1242f; }} line {{ stroke: #8886; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: 2px 14px 2px 0; border-bottom: 1px solid #8886; }}
-td {{ overflow-wrap: anywhere; vertical-align: top; }} th {{ text-align: left; }} .number {{ text-align: right; }}
-</style></head><body>
-<h1>{title}</h1>
-{chart}
-<table><thead><tr><th>commit</th><th>date</th><th class="number">{name}</th><th class="number">change</th>
-<th>subject</th><th>causes, the likeliest first</th></tr></thead><tbody>
-{rows}
-</tbody></table>
-</body></html>
-"""
 
 
 def in_order(history: Sequence[Measurement], job: Job | None, on_branch: Sequence[str]) -> list[Measurement]:
@@ -85,6 +77,40 @@ def progress_line(one: Measurement, place: int, count: int) -> str:
     return f"{place}/{count}: {one.commit.short} peak {peak}  {printable(one.commit.subject)}"
 
 
+_MEASURE = Unit("number", is_number=True)
+_CAUSES = (Column("kind", None), Column("sentence", None), Column("bytes", None, BYTES))
+
+
+def step_columns(gate: Gate | None = None, name: str = "value") -> tuple[Column, ...]:
+    """Returns the columns of changes from one commit to the next.
+
+    Args:
+        gate: What is drawn; None for JSON alone.
+        name: Its name.
+    """
+
+    def causes(step: Step) -> list[str]:
+        return [cause.sentence for cause in step.causes[:_MOST_CAUSES]]
+
+    return (
+        Column("commit", None, TEXT, attrgetter("after.commit.hash")),
+        Column("before", None, TEXT, attrgetter("before.commit.hash")),
+        shown("commit", TEXT, attrgetter("after.commit.short"), key="short"),
+        shown("date", TEXT, attrgetter("after.commit.date")),
+        Column("base", None, _MEASURE),
+        Column("head", None, _MEASURE),
+        shown(name, FIGURE, lambda step: gate and format_value(step.head, gate), key="figure"),
+        shown("change", FIGURE, lambda step: gate and format_change(step, gate)),
+        shown("subject", TEXT, attrgetter("after.commit.subject")),
+        shown("likeliest cause", WORDS, lambda step: "".join(causes(step)[:1])),
+        shown("further causes", WORDS, lambda step: "; ".join(causes(step)[1:]), is_wide=True),
+        Column("causes", None, rows_of(_CAUSES)),
+    )
+
+
+STEPS = step_columns()
+
+
 def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> None:
     """Fills the page.
 
@@ -99,37 +125,23 @@ def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Ste
     job = history[-1].job
     where = f" on {printable(job.device)}" if job.device else ""
     skipped = len(history) - len(known)
-    page.add(
-        Text(
-            f"{printable(name)} of {printable(job.command)}{where}, {len(known)} "
-            f"{'commit' if len(known) == 1 else 'commits'}"
-            f"{f' ({skipped} could not be measured)' if skipped else ''}",
-            style="bold",
-        )
+    page.say(
+        f"{name} of {job.command}{where}, {len(known)} "
+        f"{'commit' if len(known) == 1 else 'commits'}"
+        f"{f' ({skipped} could not be measured)' if skipped else ''}",
+        "bold",
     )
     marked = {step.after.commit.hash for step in steps}
     values = [value_of(one, gate) for one in known]
     marks = [place for place, one in enumerate(known) if one.commit.hash in marked]
     for line in draw_columns(values, marks, lambda value: format_value(value, gate), max(page.width, _LEAST_WIDTH)):
         page.add(line)
-    table = make_table("commit", "date", f">{name}", ">change", "subject", "likeliest cause")
-    for step in steps:
-        commit = step.after.commit
-        cause = step.causes[0].sentence if step.causes else ""
-        table.add_row(
-            commit.short,
-            commit.date,
-            format_value(step.head, gate),
-            format_change(step, gate),
-            cell(commit.subject),
-            cell(cause),
-        )
-    page.add_section(f"Changes of {100 * LEAST_SHARE:.0f} % and more", table)
+    page.add_section(f"Changes of {100 * LEAST_SHARE:.0f} % and more", FactTable(step_columns(gate, name), steps))
     if not steps:
         page.add(f"No commit changed it by {100 * LEAST_SHARE:.0f} % or more.")
     else:
         page.add("")
-        page.add(Text(f"To see the last change: git show {steps[-1].after.commit.short}", style="dim"))
+        page.say(f"To see the last change: git show {steps[-1].after.commit.short}", "dim")
 
 
 def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> Json:
@@ -144,16 +156,7 @@ def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate:
             {**dataclasses.asdict(one.commit), "value": number(value_of(one, gate)), "reason": one.reason}
             for one in history
         ],
-        "changes": [
-            {
-                "commit": step.after.commit.hash,
-                "before": step.before.commit.hash,
-                "base": step.base,
-                "head": step.head,
-                "causes": [to_json(cause) for cause in step.causes],
-            }
-            for step in steps
-        ],
+        "changes": records(STEPS, steps),
     }
 
 
@@ -169,12 +172,9 @@ def history_to_html(history: Sequence[Measurement], steps: Sequence[Step], gate:
     known = [one for one in history if not math.isnan(value_of(one, gate))]
     job = history[-1].job
     title = f"{name} of {job.command}{f' on {job.device}' if job.device else ''}, {len(known)} commits"
-    return _PAGE.format(
-        title=html.escape(title),
-        name=html.escape(name),
-        chart=_chart(known, {step.after.commit.hash for step in steps}, gate),
-        rows="\n".join(_row(step, gate) for step in steps),
-    )
+    chart = _chart(known, {step.after.commit.hash for step in steps}, gate)
+    table = html_table(FactTable(step_columns(gate, name), steps))
+    return html_page("memprof history", f"<h1>{html.escape(title)}</h1>\n{chart}\n{table}")
 
 
 def _chart(known: Sequence[Measurement], changed: set[str], gate: Gate) -> str:
@@ -201,14 +201,3 @@ def _chart(known: Sequence[Measurement], changed: set[str], gate: Gate) -> str:
             text = html.escape(f"{commit.short} {commit.date}")
             parts.append(f'<text x="{across[place]:.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
     return "\n".join([*parts, "</svg>"])
-
-
-def _row(step: Step, gate: Gate) -> str:
-    commit = step.after.commit
-    causes = "<br>".join(html.escape(cause.sentence) for cause in step.causes[:3])
-    numbers = (format_value(step.head, gate), format_change(step, gate))
-    return (
-        f"<tr><td>{commit.short}</td><td>{html.escape(commit.date)}</td>"
-        + "".join(f'<td class="number">{html.escape(text)}</td>' for text in numbers)
-        + f"<td>{html.escape(commit.subject)}</td><td>{causes}</td></tr>"
-    )

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from memprof.analysis.plans.basis import Basis
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, policy_to_json
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA
+from memprof.analysis.plans.plan_rows import POLICIES, policy_rows
 from memprof.analysis.plans.suggest import describe_peak, place_of
-from memprof.cli.page import Page, cell, make_table
+from memprof.analysis.table import (
+    BYTES,
+    FIGURE,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    US,
+    WORDS,
+    Column,
+    FactTable,
+    record,
+    records,
+    row_of,
+    rows_of,
+    shown,
+)
+from memprof.cli.page import Page, show
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
 from memprof.planners.scaling.base import SizedStep
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.largest import Largest, find_largest, sized_step
+from memprof.planners.search.largest import AtSize, Largest, find_largest, sized_step
 from memprof.planners.search.request import MakeSearchRequest, SearchRequest
 from memprof.policies.base import Policy
 from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.plan.plan_tables import SOURCES_IN_WORDS
-from memprof.policies.plan.several_steps import DrySteps, frame_of, sources_of
+from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, frame_of
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_us, printable
+from memprof.units import format_bytes, format_us
 
 #: Most sets of policies that the job is dry-run under.
 _MOST_FRAMES = 6
@@ -83,13 +97,11 @@ def show_largest(
         # The prediction is only as certain as the step it starts from.
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=request.budget_bytes))
-    if is_json:
-        told = _json(found, best, request, what, estimated)
-        print(json.dumps(told, indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found, best, request, what, bases[0], trace, written, estimated)
-        page.write()
+    show(
+        lambda page: _fill(page, found, best, request, what, bases[0], trace, written, estimated),
+        lambda: _json(found, best, request, what, estimated),
+        is_json=is_json,
+    )
     return 0 if best is not None else GateFailedError.exit_code
 
 
@@ -108,71 +120,82 @@ def _fill(
     budget = format_bytes(search_request.budget_bytes)
     if best is None:
         least = min(found.tried, key=lambda one: one.least_bytes)
-        page.add(
-            Text(
-                f"No {what} fits {budget}: at {least.size} the lowest peak is {format_bytes(least.least_bytes)}.",
-                "bold",
-            )
+        page.say(
+            f"No {what} fits {budget}: at {least.size} the lowest peak is {format_bytes(least.least_bytes)}.", "bold"
         )
         return
     plan = best.plan.describe() if best.policies else "the job as it is"
-    page.add(
-        Text(
-            printable(
-                f"{noun} within {budget}: {found.size}, with {plan}; peak {describe_peak(best)}, step "
-                f"{format_us(best.step_time_us)}."
-            ),
-            style="bold",
-        )
+    page.say(
+        f"{noun} within {budget}: {found.size}, with {plan}; peak {describe_peak(best)}, step "
+        f"{format_us(best.step_time_us)}.",
+        "bold",
     )
     if estimated:
-        page.add(Text(f"warning: {printable(estimated)}", style="yellow"))
+        page.warn(estimated)
     if found.was_stopped:
-        page.add(Text("warning: the search was stopped early; a larger one may fit.", style="yellow"))
+        page.warn("the search was stopped early; a larger one may fit.")
     if found.size > 4 * max(found.sizes):
-        page.add(
-            Text(
-                f"warning: {found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record "
-                "the job closer to it, and add that recording with --also.",
-                style="yellow",
-            )
+        page.warn(
+            f"{found.size} is far from what was recorded ({', '.join(map(str, found.sizes))}); record "
+            "the job closer to it, and add that recording with --also."
         )
-    page.add(
-        Text(
-            f"recorded at {', '.join(map(str, found.sizes))}; steps of other sizes are "
-            f"{SOURCES_IN_WORDS.get(found.source, found.source)}",
-            style="dim",
-        )
+    page.say(
+        f"recorded at {', '.join(map(str, found.sizes))}; steps of other sizes are "
+        f"{SOURCES_IN_WORDS.get(found.source, found.source)}",
+        "dim",
     )
     fill_basis(page, basis)
-    page.add_section("What fits at each size", _table(found, what))
-    page.add("")
+    page.add_section("What fits at each size", FactTable(size_columns(found.dry_steps, what), found.tried))
     if written is not None and best.policies:
-        command = f"memprof record --plan {shlex.quote(str(written))}"
-        page.add(Text.assemble(("next: ", "dim"), command, (f" and the job's own {what} of {found.size}", "dim")))
+        page.add_next(
+            (f"memprof record --plan {shlex.quote(str(written))}", f"and the job's own {what} of {found.size}")
+        )
     elif best.policies:
-        page.add(Text.assemble(("next: ", "dim"), "the same with --write plan.toml", ("  keep the plan", "dim")))
+        page.add_next(("the same with --write plan.toml", "keep the plan"))
     else:
-        command = f"memprof report {shlex.quote(trace)}"
-        page.add(Text.assemble(("next: ", "dim"), command, ("  what fills it", "dim")))
+        page.add_next((f"memprof report {shlex.quote(trace)}", "what fills it"))
 
 
-def _table(found: Largest, what: str) -> Table:
-    table = make_table(f">{what}", "plan", ">peak", ">step time", f">per unit of {what}", "peak in")
-    for one in found.tried:
-        best = one.best
-        if best is None:
-            table.add_row(str(one.size), "nothing fits", format_bytes(one.least_bytes), "", "", "")
-        else:
-            table.add_row(
-                str(one.size),
-                Text(printable(best.plan.describe() if best.policies else "as it is")),
-                describe_peak(best),
-                format_us(best.step_time_us),
-                format_us(best.step_time_us / one.size),
-                cell(place_of(best)),
-            )
-    return table
+def plan_columns(dry_steps: DrySteps = NO_DRY_STEPS) -> tuple[Column, ...]:
+    """Returns the columns of the plan that fits a size.
+
+    Args:
+        dry_steps: Steps of dry runs, from which the plans were predicted.
+    """
+    return (
+        Column("describe", None, TEXT, lambda one: one.plan.describe()),
+        Column("peak_allocated_bytes", None, BYTES, attrgetter("peak_bytes")),
+        Column("peak_phase", None),
+        Column("step_time_us", None, US),
+        Column("policies", None, rows_of(POLICIES), lambda one: policy_rows(one, dry_steps)),
+    )
+
+
+def size_columns(dry_steps: DrySteps = NO_DRY_STEPS, what: str = "size") -> tuple[Column, ...]:
+    """Returns the columns of the sizes that were tried.
+
+    Args:
+        dry_steps: Steps of dry runs, from which the plans were predicted.
+        what: ``batch`` or ``sequence``.
+    """
+
+    def described(at: AtSize) -> str:
+        return "nothing fits" if at.best is None else _name(at.best)
+
+    return (
+        Column("size", what, NUMBER),
+        Column("fits", None, TRUTH, lambda at: at.best is not None),
+        shown("plan", WORDS, described),
+        Column("least_peak_bytes", None, BYTES, attrgetter("least_bytes")),
+        shown("peak", FIGURE, lambda at: format_bytes(at.least_bytes) if at.best is None else describe_peak(at.best)),
+        shown("step time", US, lambda at: at.best and at.best.step_time_us),
+        shown(f"per unit of {what}", US, lambda at: at.best and at.best.step_time_us / at.size),
+        shown("peak in", TEXT, lambda at: at.best and place_of(at.best)),
+        Column("plan", None, row_of(plan_columns(dry_steps)), attrgetter("best")),
+    )
+
+
+PLAN, SIZES = plan_columns(), size_columns()
 
 
 def _json(
@@ -187,24 +210,10 @@ def _json(
         "warnings": [estimated] if estimated else [],
         "largest": found.size or None,
         "is_complete": not found.was_stopped,
-        "plan": None if best is None else _plan(best, found.dry_steps),
-        "sizes": [
-            {
-                "size": one.size,
-                "fits": one.best is not None,
-                "least_peak_bytes": one.least_bytes,
-                "plan": None if one.best is None else _plan(one.best, found.dry_steps),
-            }
-            for one in found.tried
-        ],
+        "plan": None if best is None else record(plan_columns(found.dry_steps), best),
+        "sizes": records(size_columns(found.dry_steps), found.tried),
     }
 
 
-def _plan(one: Candidate, dry_steps: DrySteps) -> dict[str, Any]:
-    return {
-        "describe": one.plan.describe(),
-        "peak_allocated_bytes": one.peak_bytes,
-        "peak_phase": one.peak_phase,
-        "step_time_us": one.step_time_us,
-        "policies": list(map(policy_to_json, one.policies, one.words, sources_of(one.policies, dry_steps))),
-    }
+def _name(one: Candidate) -> str:
+    return one.plan.describe() if one.policies else "as it is"

@@ -2,75 +2,75 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
-from rich.text import Text
-
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
-from memprof.analysis.plans.partial_step import PartialStep
+from memprof.analysis.plans.partial_step import PartialStep, examine_partial
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
-from memprof.cli.page import Page, make_table
+from memprof.analysis.table import BYTES, TEXT, WORDS, FactTable, shown
+from memprof.cli.page import Page, show
 from memprof.errors import InconclusiveError
-from memprof.units import format_bytes, printable
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
 
 
-def show_partial(found: PartialStep, budget_bytes: int, *, is_json: bool) -> int:
-    """Prints what was recorded; returns the exit code for an inconclusive result.
+def suggest_for_partial(opened: Trace, search_request: MakeSearchRequest, *, is_json: bool) -> int:
+    """Prints what a recording without a complete step shows; returns the exit code for an inconclusive result.
 
     Args:
-        found: The partial step.
-        budget_bytes: The memory budget in bytes.
+        opened: The recording.
+        search_request: Makes the search request, whose budget is used, from the recorded peak.
         is_json: Print JSON instead of a page.
     """
-    if is_json:
-        print(json.dumps(_json(found, budget_bytes), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found, budget_bytes)
-        page.write()
+    found = examine_partial(opened)
+    budget_bytes = search_request(found.least_bytes, room_of(opened)).budget_bytes
+    show(lambda page: _fill(page, found, budget_bytes), lambda: _json(found, budget_bytes), is_json=is_json)
     return InconclusiveError.exit_code
+
+
+_PARTS = (
+    shown("what", TEXT, lambda part: part[0]),
+    shown("bytes", BYTES, lambda part: part[1]),
+    shown("source", WORDS, lambda part: part[2]),
+)
 
 
 def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     budget = format_bytes(budget_bytes)
     least = format_bytes(found.least_bytes)
-    page.add(
-        Text(
-            f"No plan yet: {printable(found.trace)} contains no complete step, so the memory of backward and the "
-            f"optimizer is unknown. The peak of a complete step is at least {least}.",
-            style="bold",
-        )
+    page.say(
+        f"No plan yet: {found.trace} contains no complete step, so the memory of backward and the "
+        f"optimizer is unknown. The peak of a complete step is at least {least}.",
+        "bold",
     )
     failure = found.failure
     if failure is not None and not failure.is_caught:
-        page.add(Text(printable(describe_failure(failure))))
-    table = make_table("what", ">bytes", "source")
-    for part in found.reached.parts:
-        table.add_row(str(part.key or "other").replace("_", " "), format_bytes(part.bytes), "recorded")
+        page.say(describe_failure(failure))
+    reached = [(str(part.key or "other").replace("_", " "), part.bytes, "recorded") for part in found.reached.parts]
     if found.asked_bytes:
-        table.add_row("failed request", format_bytes(found.asked_bytes), "recorded")
-    page.add_section("Peak of the recorded part", table, printable(found.moment.describe()))
-    table = make_table("what", ">bytes", "source")
-    table.add_row("parameters, buffers", format_bytes(found.parameter_bytes), "recorded")
-    table.add_row("gradients", format_bytes(found.gradient_bytes), "same size as the trained parameters")
+        reached.append(("failed request", found.asked_bytes, "recorded"))
+    page.add_section("Peak of the recorded part", FactTable(_PARTS, reached), found.moment.describe())
     known = f"; that of {', '.join(found.unknown)} is not known" if found.unknown else ""
-    table.add_row("optimizer state", format_bytes(found.state_bytes), f"by the optimizer's class and settings{known}")
-    page.add_section("Live in every update", table, f"{format_bytes(found.update_bytes)} in all")
+    live = (
+        ("parameters, buffers", found.parameter_bytes, "recorded"),
+        ("gradients", found.gradient_bytes, "same size as the trained parameters"),
+        ("optimizer state", found.state_bytes, f"by the optimizer's class and settings{known}"),
+    )
+    page.add_section("Live in every update", FactTable(_PARTS, live), f"{format_bytes(found.update_bytes)} in all")
     page.add("")
     for sentence in fits_at_all(found, budget_bytes):
-        page.add(Text(sentence))
-    commands = [
+        page.say(sentence)
+    page.add_next(
         (f"memprof record --stop -o small.memprof {words_for_record(found.manifest)}", _smaller(found, budget_bytes)),
         (
             f"memprof suggest small.memprof --budget {budget.replace(' ', '')} --at-batch {found.batch or 'N'}",
             "plans for the batch of this job",
         ),
-    ]
-    for command, reason in commands:
-        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+    )
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:

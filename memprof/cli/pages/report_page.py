@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from rich.text import Text
-
 from memprof.analysis.allocator.device_verdict import NO_LIMIT
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_post_mortem
 from memprof.analysis.ranks.rank_tables import peaks
@@ -17,20 +15,9 @@ from memprof.cli.page import Page
 from memprof.cli.pages.drawings import draw_timeline
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.manifest import PREDICTED
+from memprof.trace.schema import CATEGORY_LABELS
 from memprof.units import format_bytes, format_percent, format_us, printable
 
-_PLURALS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "optimizer_state": "optimizer state",
-    "input": "inputs",
-    "activation": "activations",
-    "temporary": "temporaries",
-    "workspace": "kernel workspace",
-    "collective": "communication buffers",
-    "unknown": "uncategorized",
-}
 #: Ways to split live memory that have a table, by the value of ``--by``.
 _SPLITS = {
     "op": "allocating operator",
@@ -54,19 +41,19 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         table: The only table to show; None for all.
         top: Maximum rows per table; None for the default.
     """
-    page.add(Text(verdict(report), style="bold"))
+    page.say(verdict(report), "bold")
     if report.post_mortem is not None:
         for line in describe_post_mortem(report.post_mortem):
-            page.add(Text(printable(line), style="" if line.startswith("  ") else "yellow"))
+            page.say(line, "" if line.startswith("  ") else "yellow")
     elif report.verdict.state != NO_LIMIT:
-        page.add(Text(printable(f"{report.verdict.sentence}; {report.verdict.parts}.")))
+        page.say(f"{report.verdict.sentence}; {report.verdict.parts}.")
     for note in report.notes:
         if note.is_warning:
-            page.add(Text(f"warning: {printable(note.text)}", style="yellow"))
+            page.warn(note.text)
     if report.at_moment is not None:
-        page.add(Text(_describe_shown(report, report.at_moment)))
+        page.say(_describe_shown(report, report.at_moment))
     if table is None:
-        page.add(Text(_facts(report), style="dim"))
+        page.say(_facts(report), "dim")
         for drawn in draw_timeline(report.step, page.width) if page.is_terminal else ():
             page.add(drawn)
         _add_all(page, report, top)
@@ -74,12 +61,10 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         if remarks:
             page.add("")
         for note in remarks:
-            page.add(Text(f"note: {printable(note.text)}", style="dim"))
+            page.say(f"note: {note.text}", "dim")
     else:
         _add_one(page, report, table, top or _ROWS_ALONE)
-    page.add("")
-    for command, reason in _next_commands(report, trace, table):
-        page.add(Text.assemble(("next: ", "dim"), command, (f"  {reason}", "dim")))
+    page.add_next(*_next_commands(report, trace, table))
 
 
 def verdict(report: Report) -> str:
@@ -88,7 +73,7 @@ def verdict(report: Report) -> str:
     whole, parts = report.at_peak.by_category.total_bytes, report.at_peak.by_category.parts
     share = ""
     if parts and whole > 0:
-        name = _PLURALS.get(str(parts[0].key), str(parts[0].key))
+        name = CATEGORY_LABELS.get(str(parts[0].key), str(parts[0].key))
         share = f"; {100 * parts[0].bytes / whole:.0f} % {printable(name)}"
     rank = f" of rank {report.rank}" if report.ranks else ""
     size = format_bytes(peak.allocated_bytes)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-
-from rich.text import Text
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth
@@ -17,7 +14,7 @@ from memprof.analysis.ranks import rank_tables as tables
 from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
 from memprof.analysis.table import FactTable
-from memprof.cli.page import Page
+from memprof.cli.page import Page, show
 from memprof.json_values import to_json
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent, printable
@@ -42,9 +39,8 @@ def fill_rank_page(
         top: Maximum rows per table; None for the default.
     """
     rows = top or _ROWS
-    page.add(Text(describe_ranks(compared), style="bold"))
-    for note in notes:
-        page.add(Text(f"warning: {printable(note)}", style="yellow"))
+    page.say(describe_ranks(compared), "bold")
+    page.warn(*notes)
     page.add_section("Ranks", tables.peaks(compared, max(rows, 2)), "each at the peak of its own highest step")
     page.add_section("Spread by phase", tables.spreads(compared.phases, "phase", rows), "peaks")
     page.add_section("Spread by category", tables.spreads(compared.categories, "category", rows), "at the peaks")
@@ -52,10 +48,8 @@ def fill_rank_page(
     clocks = found.describe_clocks() or "recorded steps"
     page.add_section("Stragglers at collectives", tables.stragglers(found, rows), clocks)
     page.add_section("Longest waits at collectives", tables.late_collectives(found, min(rows, 6)))
-    page.add("")
     if compared.worst is not None:
-        command = f"memprof report {shlex.quote(trace)} --rank {compared.worst}"
-        page.add(Text.assemble(("next: ", "dim"), command, ("  what fills the worst rank", "dim")))
+        page.add_next((f"memprof report {shlex.quote(trace)} --rank {compared.worst}", "what fills the worst rank"))
 
 
 def describe_ranks(compared: RankComparison) -> str:
@@ -87,19 +81,14 @@ def show_leaks(traces: Sequence[Trace], rank: int | None, top: int | None, *, is
         is_json: Print JSON instead.
     """
     chosen = [_of_rank(trace, rank) for trace in traces]
-    page = Page.for_stdout()
-    if len(chosen) > 1:
-        series = compare_series(chosen)
-        record = {"schema": LEAKS_SCHEMA, "is_growing": series.is_growing, **to_json(series)}
-        _fill_series(page, series, top or _LEAK_ROWS)
-    else:
-        report = find_leaks(chosen[0])
-        record = {"schema": LEAKS_SCHEMA, **to_json(report)}
-        _fill(page, report, top or _LEAK_ROWS)
-    if is_json:
-        print(json.dumps(record, indent=2, allow_nan=False))
-    else:
-        page.write()
+    rows = top or _LEAK_ROWS
+    found = compare_series(chosen) if len(chosen) > 1 else find_leaks(chosen[0])
+    more = {"is_growing": found.is_growing} if isinstance(found, Series) else {}
+    show(
+        lambda page: _fill_series(page, found, rows) if isinstance(found, Series) else _fill(page, found, rows),
+        lambda: {"schema": LEAKS_SCHEMA, **more, **to_json(found)},
+        is_json=is_json,
+    )
 
 
 def _of_rank(trace: Trace, rank: int | None) -> Trace:
@@ -109,16 +98,16 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
 
 
 def _fill(page: Page, report: LeakReport, rows: int) -> None:
-    page.add(Text(describe_growth(report.growth), style="bold"))
+    page.say(describe_growth(report.growth), "bold")
     if not report.leaks:
         return
-    page.add(Text(describe_leak(report.leaks[0])))
+    page.say(describe_leak(report.leaks[0]))
     page.add(FactTable(LEAKS, report.leaks[:rows]))
 
 
 def _fill_series(page: Page, series: Series, rows: int) -> None:
     ends = ", ".join(format_bytes(size) for size in series.bytes)
     verdict = "grows from each recording to the next" if series.is_growing else "does not grow throughout"
-    page.add(Text(f"Memory in use at the end {verdict}: {ends}.", style="bold"))
+    page.say(f"Memory in use at the end {verdict}: {ends}.", "bold")
     if series.lines:
         page.add(series_lines(series, rows))

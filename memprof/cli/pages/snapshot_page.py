@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.analysis.snapshot_plans.change import SnapshotPlan, SnapshotPlans
-from memprof.cli.page import Page, cell, make_table
-from memprof.errors import GateFailedError
-from memprof.units import format_bytes, format_bytes_between, format_count, printable
+from memprof.analysis.plans.plan_rows import CHANGES, PLANS, REFUSED, PlanRow, PolicyRow, plan_tables
+from memprof.analysis.plans.suggest import describe_largest
+from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.change_search import search_snapshot
+from memprof.analysis.snapshot_plans.planned_step import step_to_plan
+from memprof.analysis.table import FactTable, records
+from memprof.cli.options.suggest_options import SuggestOptions
+from memprof.cli.page import Page, show
+from memprof.errors import GateFailedError, UsageError
+from memprof.planners.search.request import MakeSearchRequest
+from memprof.replay.live import live_bytes
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_count, printable
 
 #: What only a recording of the job itself allows.
 _NEEDS = (
@@ -22,61 +28,71 @@ _NEEDS = (
 )
 
 
-def show_snapshot_plans(found: SnapshotPlans, *, is_json: bool) -> int:
-    """Prints the plans for a snapshot; returns the exit code.
+def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions) -> int:
+    """Prints what would make the job of an imported snapshot fit.
 
     Args:
-        found: The result of the search.
-        is_json: Print JSON instead of a page.
+        opened: The snapshot.
+        search_request: Makes the search request from the peak.
+        given: The options.
+
+    Returns:
+        The exit code: 4 if nothing fits.
+
+    Raises:
+        UsageError: An option needs operators.
     """
-    if is_json:
-        print(json.dumps(_json(found), indent=2, allow_nan=False))
-    else:
-        page = Page.for_stdout()
-        _fill(page, found)
-        page.write()
+    runs = (given.target, given.check, given.compile_runs, given.cluster, *given.compiled)
+    if any((given.written, given.explained, given.size.option, *runs)):
+        raise UsageError(
+            f"{given.trace} is imported and has no operators: suggest takes --budget, --machine, --allow, --forbid, "
+            "--world-size, --step, --rank and --json for it. For plan files and other sizes, record the job itself "
+            "with memprof record (or --dry-run)."
+        )
+    planned = step_to_plan(opened, given.step_number)
+    peak = int(live_bytes(planned.step).during.max(initial=0))
+    request = search_request(peak, room_of(opened, given.world_size), world_size=given.world_size)
+    found = search_snapshot(
+        opened,
+        planned,
+        request.budget_bytes,
+        request.allow,
+        request.forbid,
+        request.world_size,
+        counts_reserved=request.counts_reserved,
+    )
+    show(lambda page: _fill(page, found), lambda: _json(found), is_json=given.is_json)
     return 0 if found.recorded_fits or found.fitting else GateFailedError.exit_code
 
 
 def _fill(page: Page, found: SnapshotPlans) -> None:
-    page.add(Text(printable(_verdict(found)), style="bold"))
+    page.say(_verdict(found), "bold")
     recorded = found.recorded
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in _largest(recorded.categories))
+    held = describe_largest(recorded.categories)
     peak = f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(recorded.phase)}, with {held} live"
-    page.add(Text(f"{peak} | {format_count(found.tried, 'plan')} replayed", style="dim"))
+    page.say(f"{peak} | {format_count(found.tried, 'plan')} replayed", "dim")
     if recorded.reserved_bytes is not None:
-        expandable = (
-            ""
-            if recorded.expandable_bytes is None
-            else (f", with expandable segments {format_bytes(recorded.expandable_bytes)}")
-        )
-        page.add(Text(f"reserved: {format_bytes(recorded.reserved_bytes)}{expandable} (modelled)", style="dim"))
+        more = recorded.expandable_bytes
+        expandable = "" if more is None else f", with expandable segments {format_bytes(more)}"
+        page.say(f"reserved: {format_bytes(recorded.reserved_bytes)}{expandable} (modelled)", "dim")
     if found.remark:
-        page.add(Text(f"warning: {found.remark}", style="yellow"))
+        page.warn(found.remark)
     if found.recorded_fits:
         return
-    page.add(
-        Text(
-            "warning: approximate: categories and layers are inferred from the snapshot; each peak is that of its "
-            "allocations, replayed under the plan.",
-            style="yellow",
-        )
+    page.warn(
+        "approximate: categories and layers are inferred from the snapshot; each peak is that of its "
+        "allocations, replayed under the plan."
     )
-    page.add_section("Plans that fit", _table(found.fitting, has_reserved=True), "the cheapest first")
-    page.add_section("Over budget", _table(found.others), "each change alone, and the lowest peak")
-    advice = make_table("change", "how", "assumes")
+    fits, over, refused = plan_tables(
+        *_rows(found), found.refused, "the cheapest first", "each change alone, and the lowest peak"
+    )
     used = {change.what: change for one in (*found.fitting, *found.others) for change in one.changes}
-    for change in used.values():
-        advice.add_row(cell(change.what), printable(change.advice), printable(change.assumes))
-    page.add_section("How", advice)
-    refused = make_table("change", "why")
-    for what, reason in found.refused:
-        refused.add_row(cell(what), printable(reason))
-    page.add_section("Not possible here", refused)
+    how = FactTable(CHANGES, map(_policy, used.values()))
+    for table in (fits, over, ("How", how, ""), refused):
+        page.add_section(*table)
     page.add("")
-    page.add(Text(_NEEDS, style="dim"))
-    for command, reason in _next(found):
-        page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+    page.say(_NEEDS, "dim")
+    page.add_next(*_next(found))
 
 
 def _verdict(found: SnapshotPlans) -> str:
@@ -97,27 +113,6 @@ def _peak(one: SnapshotPlan) -> str:
     """Formats a plan's peak with the bounds that such predictions have."""
     least, most = one.bounds
     return format_bytes(one.peak_bytes) if least == most else f"about {format_bytes_between(least, most)}"
-
-
-def _table(plans: tuple[SnapshotPlan, ...], *, has_reserved: bool = False) -> Table:
-    more = (">reserved", ">expandable") if has_reserved else ()
-    table = make_table("plan", ">peak", ">expect", *more, "in", "sizes", "numbers")
-    for one in plans:
-        sizes = (one.reserved_bytes, one.expandable_bytes) if has_reserved else ()
-        table.add_row(
-            cell(one.what),
-            format_bytes(one.peak_bytes),
-            format_bytes_between(*one.bounds),
-            *("" if size is None else format_bytes(size) for size in sizes),
-            cell(one.phase),
-            "by formula" if one.is_formula else "replayed",
-            {"none": "the same", "rounding": "rounding"}.get(one.numerics, "approximate"),
-        )
-    return table
-
-
-def _largest(categories: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(categories.items(), key=lambda item: -item[1])[:3]
 
 
 def _next(found: SnapshotPlans) -> list[tuple[str, str]]:
@@ -146,11 +141,8 @@ def _json(found: SnapshotPlans) -> dict[str, Any]:
             "peak_reserved_expandable_bytes": recorded.expandable_bytes,
         },
         "minimum_feasible_bytes": found.needed_bytes,
-        "plans": [
-            *(_plan(one, found, fits=True) for one in found.fitting),
-            *(_plan(one, found, fits=False) for one in found.others),
-        ],
-        "refused": [{"plan": what, "reason": reason} for what, reason in found.refused],
+        "plans": records(PLANS, [row for rows in _rows(found) for row in rows]),
+        "refused": records(REFUSED, found.refused),
         "reason": _verdict(found) if is_open else "",
         "warnings": [found.remark] if found.remark else [],
         "is_approximate": True,
@@ -159,34 +151,34 @@ def _json(found: SnapshotPlans) -> dict[str, Any]:
     }
 
 
-def _plan(one: SnapshotPlan, found: SnapshotPlans, *, fits: bool) -> dict[str, Any]:
-    return {
-        "fits": fits,
-        "describe": one.what,
-        "peak_allocated_bytes": one.peak_bytes,
-        "peak_interval_bytes": list(one.bounds),
-        "peak_phase": one.phase,
-        "peak_module": None,
-        "saved_bytes": found.recorded.peak_bytes - one.peak_bytes,
-        "step_time_us": None,
-        "step_time_interval_us": None,
-        "slowdown": None,
-        "how": "rule" if one.is_formula else "modelled",
-        "numerics": one.numerics,
-        "at_peak": one.categories,
-        "policies": [
-            {
-                "policy": change.policy,
-                "settings": None,
-                "describe": change.what,
-                "numerics": change.numerics,
-                "how": "rule" if change.is_formula else "modelled",
-                "advice": change.advice,
-                "assumes": change.assumes,
-            }
-            for change in one.changes
-        ],
-        "peak_reserved_bytes": one.reserved_bytes,
-        "peak_reserved_expandable_bytes": one.expandable_bytes,
-        "host_bytes": None,
-    }
+def _rows(found: SnapshotPlans) -> tuple[list[PlanRow], list[PlanRow]]:
+    """Returns the plans that fit, and those that do not."""
+    fitting = [_row(one, found, number) for number, one in enumerate(found.fitting, start=1)]
+    return fitting, [_row(one, found, None) for one in found.others]
+
+
+def _row(one: SnapshotPlan, found: SnapshotPlans, number: int | None) -> PlanRow:
+    most = one.bounds[1]
+    over = max(most, one.needed_reserved) - found.budget_bytes
+    return PlanRow(
+        found=one,
+        number=number,
+        describe=one.what,
+        bounds=one.bounds,
+        phase=one.phase,
+        module="",
+        recorded_bytes=found.recorded.peak_bytes,
+        how=_source(one),
+        policies=list(map(_policy, one.changes)),
+        reserved_bytes=one.reserved_bytes,
+        expandable_bytes=one.expandable_bytes,
+        over=f"{format_bytes_change(over)}{', reserved' if one.needed_reserved > most else ''}",
+    )
+
+
+def _policy(change: Change) -> PolicyRow:
+    return PolicyRow(change.policy, None, change.what, change.numerics, _source(change), change.advice, change.assumes)
+
+
+def _source(one: SnapshotPlan | Change) -> str:
+    return "rule" if one.is_formula else "modelled"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +61,7 @@ def bisect(
     from memprof.analysis.commits import Commit, Measurement, compare_commits
     from memprof.analysis.diff.gates import parse_gate
     from memprof.analysis.diff.summary import Summary
+    from memprof.cli.page import show
     from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line
     from memprof.errors import InconclusiveError
     from memprof.launch.commit_runs import bisect_commits, search_branches
@@ -103,12 +103,9 @@ def bisect(
     assert found.culprit.summary is not None
     change = compare_commits(found.before.summary, found.culprit.summary)
     files = repository.changed_files(found.culprit.commit)
-    if is_json:
-        print(json.dumps(bisection_to_json(found, change, files, runs.count), indent=2, allow_nan=False))
-    else:
-        from memprof.cli.page import Page
-
-        page = Page.for_stdout()
-        fill_bisection(page, found, change, files, gates, runs.count)
-        page.write()
+    show(
+        lambda page: fill_bisection(page, found, change, files, gates, runs.count),
+        lambda: bisection_to_json(found, change, files, runs.count),
+        is_json=is_json,
+    )
     return InconclusiveError.exit_code if found.between else 0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.compared.allocation_sequence import AllocationSequence

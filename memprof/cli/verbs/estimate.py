@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +129,8 @@ def estimate(
     from memprof.analysis.estimate.against import compare, read_setting
     from memprof.analysis.estimate.estimate import estimate as make_estimate
     from memprof.analysis.estimate.estimate import on_machine
+    from memprof.cli.page import show
+    from memprof.cli.pages.estimate_page import estimate_to_json, fill_estimate
     from memprof.machines.catalogue import find_machine
     from memprof.trace.store import Trace
 
@@ -140,17 +141,11 @@ def estimate(
     found = make_estimate(chosen, _setting(chosen, setting, options))
     on = on_machine(found, device) if device is not None else None
     compared = compare(found, trace) if trace is not None else None
-    if is_json:
-        from memprof.cli.pages.estimate_page import estimate_to_json
-
-        print(json.dumps(estimate_to_json(found, on, compared), indent=2, allow_nan=False))
-        return
-    from memprof.cli.page import Page
-    from memprof.cli.pages.estimate_page import fill_estimate
-
-    page = Page.for_stdout()
-    fill_estimate(page, found, on, compared, recorded or "", has_reasons=explain)
-    page.write()
+    show(
+        lambda page: fill_estimate(page, found, on, compared, recorded or "", has_reasons=explain),
+        lambda: estimate_to_json(found, on, compared),
+        is_json=is_json,
+    )
 
 
 def _model(

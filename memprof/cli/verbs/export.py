@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.shared_options import open_trace
 from memprof.cli.verbs.report import MomentType
 from memprof.errors import UsageError
+from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 from memprof.units import format_bytes
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.gate_options import HISTORY_FILE, commit_options, job_words, open_runs, say
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.commits import Job
@@ -74,6 +73,7 @@ def history(
     """
     from memprof.analysis.commits import read_history, steps_in
     from memprof.analysis.diff.gates import parse_gate
+    from memprof.cli.page import show as show_page
     from memprof.cli.pages.history_page import LEAST_SHARE, fill_history, history_to_json, in_order
     from memprof.launch.dry.dry_outcome import EndedError
     from memprof.launch.repository import GitError, Repository
@@ -109,14 +109,8 @@ def history(
         with whole_file(page_path, is_private=False) as file:
             file.write(history_to_html(measured, steps, gate, show).encode())
         notify(f"wrote {page_path}")
-    if is_json:
-        print(json.dumps(history_to_json(measured, steps, gate, show), indent=2, allow_nan=False))
-        return 0
-    from memprof.cli.page import Page
-
-    page = Page.for_stdout()
-    fill_history(page, measured, steps, gate, show)
-    page.write()
+    drawn = (measured, steps, gate, show)
+    show_page(lambda page: fill_history(page, *drawn), lambda: history_to_json(*drawn), is_json=is_json)
     return 0
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.harmless import notify
+from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
 if TYPE_CHECKING:
+    from memprof.analysis.table import Column, FactTable
     from memprof.trace.importers import Imported
     from memprof.trace.importers.snapshot import Progress
 
@@ -61,6 +62,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.cli.page import show
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
@@ -69,10 +71,11 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
         imported = import_file(file, device, rank, on_progress, imported_block_sizes)
         on_progress("writing", 0.0)
         write_trace(target, imported.ranks)
-    if is_json:
-        print(json.dumps({"schema": 1, "kind": imported.kind, "devices": imported.devices}, indent=2, allow_nan=False))
-    else:
-        _print_page(imported)
+    show(
+        lambda page: page.add(_devices(imported)),
+        lambda: {"schema": 1, "kind": imported.kind, "devices": imported.devices},
+        is_json=is_json,
+    )
     for remark in imported.remarks:
         notify(f"{remark}")
     notify(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
@@ -118,25 +121,19 @@ def _progress(file: Path) -> Iterator[Progress]:
         yield lambda what, share: status.update(f"{what} {name}: {share:.0%}" if share else f"{what} {name}")
 
 
-def _print_page(imported: Imported) -> None:
-    from memprof.cli.page import Page, cell, make_table
-    from memprof.units import format_bytes
+def _devices(imported: Imported) -> FactTable:
+    from memprof.analysis.table import BYTES, COUNT, TEXT, FactTable, shown
 
-    def size(count: int | None) -> str:
-        return "unknown" if count is None else format_bytes(count)
+    def size(name: str) -> Column:
+        return shown(name.replace("_", " "), BYTES, itemgetter(f"{name}_bytes"), missing="unknown")
 
-    sizes = ("peak_allocated", "peak_reserved", "end_allocated", "end_reserved")
-    table = make_table("device", ">entries", *(f">{name.replace('_', ' ')}" for name in sizes), "history")
-    for device in imported.devices:
-        table.add_row(
-            cell(device["device"]),
-            f"{device['entries']:,}",
-            *(size(device[f"{name}_bytes"]) for name in sizes),
-            _history(device),
-        )
-    page = Page.for_stdout()
-    page.add(table)
-    page.write()
+    columns = (
+        shown("device", TEXT, itemgetter("device")),
+        shown("entries", COUNT, itemgetter("entries")),
+        *map(size, ("peak_allocated", "peak_reserved", "end_allocated", "end_reserved")),
+        shown("history", TEXT, _history),
+    )
+    return FactTable(columns, imported.devices)
 
 
 def _history(device: dict[str, Any]) -> str:

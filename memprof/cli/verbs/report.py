@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.command_classes import GroupedCommand, option
 from memprof.cli.options.shared_options import force_option, json_option, open_trace
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.trace.store import Trace
@@ -177,36 +176,32 @@ def report(
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
     fold_layers = not is_json and table != "module"
     built = build_report(opened, rank=rank, step_number=chosen_step, op_id=op_id, fold_layers=fold_layers)
-    if is_json:
-        from memprof.analysis.report.report_json import report_to_json
-
-        print(json.dumps(report_to_json(built, largest=top or 20), indent=2, allow_nan=False))
-        return
-    from memprof.cli.page import Page
+    from memprof.analysis.report.report_json import report_to_json
+    from memprof.cli.page import show
     from memprof.cli.pages.report_page import fill_page
 
-    page = Page.for_stdout()
-    fill_page(page, built, str(opened.path) if is_scrubbed else trace, table, top)
-    page.write()
+    name = str(opened.path) if is_scrubbed else trace
+    show(
+        lambda page: fill_page(page, built, name, table, top),
+        lambda: report_to_json(built, largest=top or 20),
+        is_json=is_json,
+    )
 
 
 def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:
     """Prints the comparison of ranks, without reading their tables."""
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
+    from memprof.analysis.ranks.rank_tables import ranks_to_json
     from memprof.analysis.ranks.stragglers import find_stragglers
-
-    compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
-    if is_json:
-        from memprof.analysis.ranks.rank_tables import ranks_to_json
-
-        print(json.dumps(ranks_to_json(compared, found, notes), indent=2, allow_nan=False))
-        return
-    from memprof.cli.page import Page
+    from memprof.cli.page import show
     from memprof.cli.pages.report_questions import fill_rank_page
 
-    page = Page.for_stdout()
-    fill_rank_page(page, compared, found, notes, name, top)
-    page.write()
+    compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
+    show(
+        lambda page: fill_rank_page(page, compared, found, notes, name, top),
+        lambda: ranks_to_json(compared, found, notes),
+        is_json=is_json,
+    )
 
 
 def _check_page(path: Path, *, is_other: bool, force: bool) -> None:

@@ -39,7 +39,10 @@ def schema(name: str | None) -> None:
 
 
 def whole_schema(schema: Any) -> Any:
-    """Returns a schema as its file has it, with the keys of tables and dataclasses."""
+    """Returns a schema as its file has it, with the keys of tables and dataclasses, which are always there.
+
+    Of the keys that the file adds to these, ``required`` lists those that are; without it all are.
+    """
     if isinstance(schema, list):
         return [whole_schema(one) for one in schema]
     if not isinstance(schema, dict):
@@ -53,5 +56,5 @@ def whole_schema(schema: Any) -> Any:
     named = getattr(importlib.import_module(module), name)
     keys = fields_schema(named) if isinstance(named, type) else row_schema(named)
     more = found.get("properties", {})
-    properties, required = keys["properties"] | more, [*keys["required"], *more]
+    properties, required = keys["properties"] | more, [*keys["required"], *found.get("required", more)]
     return keys | found | {"properties": properties, "required": list(dict.fromkeys(required))}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.shared_options import open_trace
 from memprof.cli.pages.diff.diff_output import write_text
+from memprof.harmless import notify
 
 
 @click.command(

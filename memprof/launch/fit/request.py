@@ -207,6 +207,14 @@ class Attempt:
     ran_out: bool = False
 
     @property
+    def difference_bytes(self) -> int | None:
+        """The dry run's peak minus the predicted one; None without both."""
+        prediction = self.plan.prediction
+        return (
+            None if self.dry_bytes is None or prediction is None else self.dry_bytes - prediction.peak_allocated_bytes
+        )
+
+    @property
     def was_run(self) -> bool:
         """Whether the job ran for real."""
         return self.outcome != "passed over"

@@ -13,7 +13,7 @@ from memprof.policies.accumulate.scale import CALL_US
 from memprof.policies.shard.division import ROOT, choose_units, find_units
 from memprof.replay.live import alive_at, sum_during
 from memprof.trace.operator_facts import ATTENTION_WORDS, CAST, have_word
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Texts
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Texts, read_shape
 from memprof.trace.step import Step, sum_at
 
 #: Storages that are not made anew for each micro-batch.
@@ -101,7 +101,7 @@ def read_layers(step: Step) -> LayerCosts:
         input_bytes=int(storages.allocated_bytes[(storages.category == "input") & at_start].sum()),
         keeps_gradients=bool((gradients & at_start & (storages.freed_op_id != forward[0][0])).any()),
         adds_gradients=bool((gradients & ~is_born & alive_at(step, backward[-1][0])).any()),
-        sizes=tuple(sorted({max(map(int, str(shape).split("x"))) for shape in matrices})),
+        sizes=tuple(sorted({max(read_shape(shape)) for shape in matrices})),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.schema import Bools, Floats
+from memprof.trace.schema import Bools, Floats, read_shape
 
 #: Relative error below which a polynomial passes through a point: floating point loss.
 _EXACT = 1e-9
@@ -195,7 +195,7 @@ def grown_shapes(
     known: dict[tuple[str, ...], tuple[tuple[int, ...], list[float]] | None] = {}
     for column, key in enumerate(zip(*(each.tolist() for each in texts), strict=True)):
         if key not in known:
-            known[key] = _grown([_dimensions(text) for text in key], sizes, size)
+            known[key] = _grown([read_shape(text) for text in key], sizes, size)
         grown = known[key]
         if grown is None:
             continue
@@ -219,15 +219,11 @@ def grow_in_two(first: np.ndarray, last: np.ndarray) -> Bools:
     square = np.zeros(len(first), dtype=np.bool_)
     for column, pair in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         if pair not in known:
-            before, after = map(_dimensions, pair)
+            before, after = map(read_shape, pair)
             grows = [a < b for a, b in itertools.zip_longest(before, after, fillvalue=0)]
             known[pair] = len(before) == len(after) and sum(grows) > 1
         square[column] = known[pair]
     return square
-
-
-def _dimensions(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("x")) if text else ()
 
 
 def _grown(each: list[tuple[int, ...]], sizes: Sequence[int], size: int) -> tuple[tuple[int, ...], list[float]] | None:

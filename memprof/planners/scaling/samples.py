@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.errors import InconclusiveError
 from memprof.planners.scaling.match import group_alike
-from memprof.trace.schema import Bools, Ints
+from memprof.trace.schema import Bools, Ints, read_shape
 from memprof.trace.step import Step
 
 #: Maximum offset of a shifted dimension when only two sizes are known: targets are one longer or shorter.
@@ -205,7 +205,7 @@ def _input_shapes(step: Step) -> list[tuple[int, ...]]:
     is_read[uses.storage_id[step.ops.phase[uses.op_id] == "forward"]] = True
     rows = np.flatnonzero(is_input & is_read)
     rows = rows if len(rows) else np.flatnonzero(is_input)
-    return [tuple(int(part) for part in str(text).split("x")) for text in storages.shape[rows]]
+    return list(map(read_shape, storages.shape[rows].tolist()))
 
 
 def _forward_shapes(step: Step) -> list[tuple[int, ...]]:
@@ -213,7 +213,7 @@ def _forward_shapes(step: Step) -> list[tuple[int, ...]]:
     storages = step.storages
     phase = np.append(step.ops.phase, "")[storages.created_op_id]  # the last entry is NONE
     rows = np.flatnonzero((phase == "forward") & (storages.shape != ""))[:_FIRST]
-    return [tuple(int(part) for part in str(text).split("x")) for text in storages.shape[rows]]
+    return list(map(read_shape, storages.shape[rows].tolist()))
 
 
 def _flat(shapes: list[tuple[int, ...]]) -> list[int]:

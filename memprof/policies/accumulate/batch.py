@@ -10,7 +10,7 @@ import numpy as np
 from memprof.errors import PolicyError
 from memprof.policies.rewrite.stack_marks import require_kernels
 from memprof.replay.directed import reached
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Bools, Ints, read_shape
 from memprof.trace.step import Step
 
 Sizes = tuple[int, ...]
@@ -53,7 +53,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     phase = np.append(step.ops.phase, "older")[storages.created_op_id]  # NONE indexes the last entry
     is_backward = phase == "backward"
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
-    sizes = [_sizes(text) for text in shapes]
+    sizes = [read_shape(text) for text in shapes]
     from_input = computed_from(step, (storages.category == "input"))
     if size is None:
         is_made = _activations(step, from_input & (phase == "forward"))
@@ -100,7 +100,7 @@ def likely_batch(step: Step) -> int:
     phase = np.append(step.ops.phase, "older")[storages.created_op_id]
     from_input = computed_from(step, storages.category == "input")
     shapes, shape_of = np.unique(storages.shape.astype(str), return_inverse=True)
-    sizes = [_sizes(text) for text in shapes]
+    sizes = [read_shape(text) for text in shapes]
     is_made = _activations(step, from_input & (phase == "forward"))
     read = _read_by_models(step)
     first = _batch_size(sizes, shape_of, read, is_made)
@@ -125,10 +125,6 @@ def part_sizes(size: int, parts: int) -> Ints:
     """Returns the samples of each micro-batch: equal, or the first ones one larger, as in torch.tensor_split."""
     parts = min(parts, size)
     return np.array([size // parts + (number < size % parts) for number in range(parts)])
-
-
-def _sizes(text: str) -> Sizes:
-    return tuple(int(part) for part in text.split("x")) if text else ()
 
 
 def _canonical(sizes: Sizes) -> Sizes:

@@ -10,7 +10,7 @@ from memprof.policies.accumulate.batch import Batch
 from memprof.policies.rewrite.depthwise import fixed_workspaces
 from memprof.replay.rounding import rounded
 from memprof.trace.operator_facts import HAS_TILES, HOLDS_GRADIENT, REORDERS_WEIGHTS, are_among
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages, read_shape
 from memprof.trace.step import Step
 
 #: Fixed time of an operator, independent of its work, as the recorder times operators. Measured in a recorded AdamW
@@ -101,7 +101,7 @@ class Scaled:
 
     def _shape(self, text: str) -> str:
         """Rewrites a shape that contains the batch."""
-        sizes = [int(part) for part in text.split("x")] if text else []
+        sizes = list(read_shape(text))
         exact = [place for place, each in enumerate(sizes) if each == self.batch.size]
         multiple = [place for place, each in enumerate(sizes) if each and each % self.batch.size == 0]
         for place in (exact or multiple)[:1]:

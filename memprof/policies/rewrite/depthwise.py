@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memprof.trace.operator_facts import CONVOLUTION_BACKWARD
-from memprof.trace.schema import Bools
+from memprof.trace.schema import Bools, read_shape
 from memprof.trace.step import Step, rows_of
 
 #: Copies of the weight's gradient that are summed up with AVX-512 and with AVX2, on any number of threads.
@@ -42,7 +42,7 @@ def fixed_workspaces(step: Step) -> Bools:
     for op in np.flatnonzero((ops.name == CONVOLUTION_BACKWARD) & (ops.workspace_bytes > 0)).tolist():
         rows, _ = rows_of(uses.op_id, np.array([op]))
         texts = {str(shapes[storage]) for storage in uses.storage_id[rows]}
-        found[op] = any(_is_fixed(_sizes(text), int(ops.workspace_bytes[op])) for text in texts)
+        found[op] = any(_is_fixed(read_shape(text), int(ops.workspace_bytes[op])) for text in texts)
     return found
 
 
@@ -57,7 +57,3 @@ def _is_fixed(weight: Sequence[int], workspace: int) -> bool:
 def _casts_of_copies(elements: int) -> int:
     """Returns the bytes of the copies in float32, of their casts, and of what the kernel needs besides."""
     return elements * (4 * COPIES + 2 * (COPIES - 1)) + OTHER_BYTES
-
-
-def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split("x")] if text else []

@@ -13,6 +13,7 @@ from memprof.analysis.diff.diff_words import TITLES, first_line, headline, moved
 from memprof.analysis.diff.explain import explain
 from memprof.analysis.diff.gates import Verdict
 from memprof.analysis.table import FactTable
+from memprof.cli.pages.html_page import html_page, html_table
 from memprof.units import workflow_text
 
 #: Marks the comment so that a later run can replace it. It comes last because mail previews show the beginning.
@@ -65,31 +66,16 @@ def to_html(found: Diff, rows: int, names: tuple[str, str]) -> str:
         f"<h1>{html.escape(headline(found))}</h1>",
         *(f"<p class='{kind}'>{html.escape(words)}</p>" for kind, words in _remarks(found)),
         f"<p>{html.escape(f'{names[0]} against {names[1]}. {moved(found)}')}</p>",
-        _html_table(moments(found, has_places=False)),
+        html_table(moments(found, has_places=False), short),
     ]
     for kind, title in TITLES.items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             parts.append(f"<h2>What changed, {title}, in {html.escape(found.focus.name)}</h2>")
-            parts.append(_html_table(changes))
+            parts.append(html_table(changes, short))
             parts.append(f"<p>{more} more.</p>" if more else "")
     body = "\n".join(part for part in parts if part)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>memprof diff</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 24px auto; padding: 0 16px; }}
-h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin-top: 24px; }}
-table {{ border-collapse: collapse; }} th, td {{ padding: 2px 14px 2px 0; border-bottom: 1px solid #8886; }}
-td {{ overflow-wrap: anywhere; }} td:not(:first-child) {{ text-align: right; white-space: nowrap; }}
-th {{ text-align: left; }}
-.fail {{ color: #d1242f; font-weight: 600; }} .warn {{ color: #9a6700; }} .pass {{ color: #1a7f37; }}
-</style></head><body>
-{body}
-</body></html>
-"""
+    return html_page("memprof diff", body)
 
 
 def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
@@ -133,15 +119,11 @@ def _remark(level: str, verdict: Verdict) -> tuple[str, str]:
 def table_lines(facts: FactTable) -> list[str]:
     """Returns the lines of a table in Markdown."""
     heads = [column.heading or "" for column in facts.columns]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' + '--:|' * (len(heads) - 1)}"]
+    lines = [
+        f"| {' | '.join(heads)} |",
+        f"|{''.join('--:|' if column.unit.is_number else '---|' for column in facts.columns)}",
+    ]
     return lines + [f"| {' | '.join(_safe(short(cell.text)) for cell in row.cells)} |" for row in facts.rows]
-
-
-def _html_table(facts: FactTable) -> str:
-    head = "".join(f"<th>{html.escape(column.heading or '')}</th>" for column in facts.columns)
-    rows = ("".join(f"<td>{html.escape(short(cell.text))}</td>" for cell in row.cells) for row in facts.rows)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _place(found: Diff) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.cli.harmless import notify
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.comparison import Diff

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from rich.text import Text
-
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_tables import changed, moments
 from memprof.analysis.diff.diff_words import TITLES, headline, moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.cli.page import Page
-from memprof.units import format_bytes_change, printable
+from memprof.units import format_bytes_change
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
@@ -24,21 +22,20 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
         explains: Explain the changes in words.
         names: Names of the two sides.
     """
-    page.add(Text(printable(headline(found)), style="bold"))
+    page.say(headline(found), "bold")
     for level, verdict in found.verdicts:
         if verdict.is_failed:
             word, style = ("FAILED", "bold red") if level == "fail" else ("warning", "yellow")
-            page.add(Text(printable(f"{word}: gate {verdict.gate.text}: {verdict.describe()}"), style=style))
+            page.say(f"{word}: gate {verdict.gate.text}: {verdict.describe()}", style)
         elif not verdict.is_known:
-            page.add(Text(printable(f"warning: gate {verdict.gate.text}: {verdict.describe()}"), style="yellow"))
+            page.warn(f"gate {verdict.gate.text}: {verdict.describe()}")
     for difference in found.differences:
         sentence = f"{difference.what} is {difference.base} in the base and {difference.head} now"
-        page.add(Text(printable(f"warning: {sentence}"), style="yellow"))
-    for warning in found.warnings:
-        page.add(Text(f"warning: {printable(warning)}", style="yellow"))
-    page.add(Text(printable(moved(found))))
+        page.warn(sentence)
+    page.warn(*found.warnings)
+    page.say(moved(found))
     if ranks := rank_words(found):
-        page.add(Text(ranks))
+        page.say(ranks)
     if explains:
         _explain(page, found)
     page.add_section("Peaks", moments(found), "allocated bytes, of the whole step and of each phase")
@@ -49,27 +46,23 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
     passed = [verdict.gate.text for level, verdict in found.verdicts if verdict.is_known and not verdict.is_failed]
     if passed:
         page.add("")
-        page.add(Text(printable(f"passed: {', '.join(passed)}"), style="green"))
-    page.add("")
+        page.say(f"passed: {', '.join(passed)}", "green")
+    base, head = map(shlex.quote, names)
     if any(name.endswith(".json") for name in names):
-        command, reason = f"memprof report {shlex.quote(names[1])}", "what fills it now"
+        page.add_next((f"memprof report {head}", "what fills it now"))
     else:
-        command, reason = (
-            f"memprof dashboard {shlex.quote(names[0])} {shlex.quote(names[1])}",
-            "compare both in a browser",
-        )
-    page.add(Text.assemble(("next: ", "dim"), printable(command), (f"  {reason}", "dim")))
+        page.add_next((f"memprof dashboard {base} {head}", "compare both in a browser"))
 
 
 def _explain(page: Page, found: Diff) -> None:
     causes = explain(found)
     page.add("")
     if not causes:
-        page.add(Text("No cause: nothing changed." if found.is_unchanged else "No cause found beyond the tables."))
+        page.say("No cause: nothing changed." if found.is_unchanged else "No cause found beyond the tables.")
     for number, cause in enumerate(causes, start=1):
-        page.add(Text(printable(f"{number}. {cause.sentence}")))
+        page.say(f"{number}. {cause.sentence}")
     modules = modules_of(found)
     if modules:
         parts = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
         more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
-        page.add(Text(printable(f"90 % of the change in {found.focus.name} is in: {parts}{more}")))
+        page.say(f"90 % of the change in {found.focus.name} is in: {parts}{more}")

@@ -48,7 +48,7 @@ def find_checks(
     Raises:
         MemprofError: The job cannot be dry-run here.
     """
-    from memprof.cli.harmless import notify
+    from memprof.harmless import notify
     from memprof.launch.dry.dry_check import DryChecks
     from memprof.launch.parent.settings import read_dry_window
 

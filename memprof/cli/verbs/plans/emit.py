@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.emit.registry import TARGETS
 from memprof.errors import UsageError
+from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
 if TYPE_CHECKING:

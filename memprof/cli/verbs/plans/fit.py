@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.harmless import notify
 from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
 from memprof.cli.options.shared_options import json_option, window_options
 from memprof.errors import GateFailedError
+from memprof.harmless import notify
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
 from memprof.launch.parent.target import find_target
 
@@ -155,17 +154,10 @@ def fit(
     )
     found = find_fit(request, _search, notify)
     job = shlex.join(("--", *target.arguments) if ctx.meta["is_command"] else target.arguments[1:])
-    if is_json:
-        from memprof.cli.pages.fit_page import fit_to_json
+    from memprof.cli.page import show
+    from memprof.cli.pages.fit_page import fill_fit, fit_to_json
 
-        print(json.dumps(fit_to_json(found, job), indent=2, allow_nan=False))
-    else:
-        from memprof.cli.page import Page
-        from memprof.cli.pages.fit_page import fill_fit
-
-        page = Page.for_stdout()
-        fill_fit(page, found, job)
-        page.write()
+    show(lambda page: fill_fit(page, found, job), lambda: fit_to_json(found, job), is_json=is_json)
     return _status_of(found)
 
 

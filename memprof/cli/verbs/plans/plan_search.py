@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memprof.analysis.plans.basis import Basis
+import click
+from click.core import ParameterSource
+
+from memprof.analysis.allocator.uncertainty import room_of
+from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
 from memprof.analysis.plans.suggest import Suggestion, suggest
+from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import Page
 from memprof.cli.progress import SearchBar
-from memprof.cli.verbs.plans.dry_runs import check_plans, find_checks, find_compiled
+from memprof.cli.verbs.plans.dry_runs import check_plans, find_checks, find_compiled, is_recorded_on
 from memprof.errors import GateFailedError, MemprofError, UsageError
+from memprof.launch.consent import find_consent
 from memprof.launch.dry.dry_check import DryChecks
 from memprof.launch.dry.dry_compiled import CompiledPlans
+from memprof.machines.catalogue import find_machine
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.request import SearchRequest
+from memprof.planners.search.request import MakeSearchRequest, SearchRequest
+from memprof.policies.compile.policy import Compile
+from memprof.policies.compile.transform import policies_of_compiled
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps
 from memprof.trace.store import Trace
 
+#: Dry runs of whole plans that nobody asked for.
+_RUNS = 2
 #: Share of the time left that a search may take if dry runs follow.
 _SHARE = 0.4
 #: Share of the whole time that a search may take where dry runs have left none.
@@ -104,17 +116,67 @@ class PlanSearch:
             return suggest(self.opened, basis, request, bar.add, before)
 
 
-def show_plans(
-    found: Suggestion,
-    opened: Trace,
-    explained: int | None,
-    written: Path | None,
-    checked: tuple[Checked, ...] | None,
-    *,
-    target: str | None,
-    is_json: bool,
-) -> int:
+def suggest_plans(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions, begun: float) -> int:
+    """Searches for plans of a recorded job, dry-runs the best of them where that may be, and prints the page.
+
+    Args:
+        opened: The recording.
+        search_request: Makes the search request from the recorded peak.
+        given: The options.
+        begun: ``time.monotonic`` value at which the command began.
+
+    Returns:
+        The exit code: 4 if nothing fits.
+    """
+    machine = find_machine(name) if (name := given.search_flags["machine"]) else None
+    elsewhere = None if machine is None or is_recorded_on(machine, opened.manifest) else machine
+    compile_runs, check = given.compile_runs, given.check
+    if compile_runs is not None and elsewhere is not None:
+        raise UsageError(
+            "--compile dry-runs the job on the device that it was recorded on: leave out --machine, or record a dry "
+            f"run there (memprof record --dry-run --device {elsewhere.name})."
+        )
+    basis = given.size.basis(basis_of(opened, given.step_number, machine), opened, machine, given.step_number)
+    is_other = given.size.option or elsewhere is not None or given.step_number is not None or given.world_size > 1
+    may_run = not (is_other or given.explained is not None or given.no_run or check is not None)
+    consent = find_consent(Path(given.trace)) if may_run else None
+    runs = check if check is not None else _RUNS if consent is not None and not consent.reason else 0
+    request = search_request(
+        basis.peak_bytes,
+        room_of(opened, given.world_size),
+        world_size=given.world_size,
+        planner=given.planner,
+        link_bytes_per_us=link_of(opened, machine),
+        measured=tuple(policies_of_compiled(Trace.open(path, given.rank)) for path in given.compiled),
+        is_checked=runs > 0,
+        is_rough=runs > 0 and compile_runs is None,
+    )
+    if compile_runs is not None and Compile.name in request.forbid:
+        raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")
+    context = click.get_current_context()
+    is_asked = bool(check or compile_runs) and context.get_parameter_source("time_limit") is ParameterSource.DEFAULT
+    search = PlanSearch(
+        opened,
+        basis,
+        request,
+        runs=runs,
+        option="suggest" if check is None else "--check",
+        digest="" if consent is None else consent.digest,
+        compile_runs=compile_runs,
+        end=math.inf if is_asked else begun + request.time_limit_s,
+        shares=bool(runs or compile_runs) and not is_asked,
+    )
+    found, checked = search.find()
+    best = found.answer.best
+    if not runs and consent is not None and (best is None or best.policies):
+        why = f"plans are predicted, not dry-run: {consent.reason}. --check dry-runs the job all the same."
+        found = replace(found, warnings=(*found.warnings, why))
+    return _show(found, opened, given, checked)
+
+
+def _show(found: Suggestion, opened: Trace, given: SuggestOptions, checked: tuple[Checked, ...] | None) -> int:
     """Writes the plan and the page, or the plan in another format; returns the exit code."""
+    explained, written = given.explained, given.written
     if explained is not None and explained > len(found.plans):
         raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
     chosen: Candidate | None = found.plans[explained - 1] if explained is not None else found.answer.best
@@ -126,12 +188,12 @@ def show_plans(
         from memprof.policies.plan.plan_file import write_plan
 
         write_plan(written, found.predicted(chosen))
-    if target is not None:
+    if given.target is not None:
         from memprof.cli.verbs.plans.emit import print_suggested
 
-        print_suggested(found, chosen, target)
-    elif is_json:
-        from memprof.analysis.plans.suggest_json import suggestion_to_json
+        print_suggested(found, chosen, given.target)
+    elif given.is_json:
+        from memprof.analysis.plans.plan_json import suggestion_to_json
 
         print(json.dumps(suggestion_to_json(found, checked), indent=2, allow_nan=False))
     else:

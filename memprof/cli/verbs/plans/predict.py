@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,14 +127,9 @@ def predict(
 
         before = read_text(written) if is_own else ""
         write_plan(written, made.plan, before)
-    if is_json:
-        from memprof.analysis.plans.plan_json import forecast_to_json
-
-        print(json.dumps(forecast_to_json(made), indent=2, allow_nan=False))
-        return
-    from memprof.cli.page import Page
+    from memprof.analysis.plans.plan_json import forecast_to_json
+    from memprof.cli.page import show
     from memprof.cli.pages.plan_page import fill_forecast
 
-    page = Page.for_stdout()
-    fill_forecast(page, made, written or (plan_path if not any(flags.values()) else None), output)
-    page.write()
+    kept = written or (plan_path if not any(flags.values()) else None)
+    show(lambda page: fill_forecast(page, made, kept, output), lambda: forecast_to_json(made), is_json=is_json)

@@ -31,7 +31,10 @@ def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
     *runs, head = traces
     if len(runs) > 1:
         raise click.UsageError(f"One recording without the plan and one under it, not {len(traces)} traces.")
+    from memprof.analysis.plans.plan_json import verification_to_json
     from memprof.analysis.plans.verify import verify_plan
+    from memprof.cli.page import show
+    from memprof.cli.pages.plan_page import fill_verification
     from memprof.policies.plan.plan_file import read_plan
     from memprof.trace.store import Trace
 
@@ -39,19 +42,12 @@ def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
     if plan.prediction is None and plan.budget_bytes is not None and not runs:
         return _judge_alone(plan, plan_path, head, is_json=is_json)
     found = verify_plan(plan, Trace.open(head), Trace.open(runs[0]) if runs else None)
-    status = found.exit_code
-    if is_json:
-        from memprof.analysis.plans.plan_json import verification_to_json
-
-        print(json.dumps(verification_to_json(found), indent=2, allow_nan=False))
-        return status
-    from memprof.cli.page import Page
-    from memprof.cli.pages.plan_page import fill_verification
-
-    page = Page.for_stdout()
-    fill_verification(page, found, head, plan_path)
-    page.write()
-    return status
+    show(
+        lambda page: fill_verification(page, found, head, plan_path),
+        lambda: verification_to_json(found),
+        is_json=is_json,
+    )
+    return found.exit_code
 
 
 def _judge_alone(plan: Plan, plan_path: Path, head: str, *, is_json: bool) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memprof.analysis.arrangement.torch_calls import torch_calls
 from memprof.analysis.plans.basis import Basis
-from memprof.analysis.plans.torch_calls import torch_calls
 from memprof.errors import InvariantError, PolicyError
 from memprof.machines.catalogue import Accelerator
 from memprof.planners.arrangement.arrangement import DEVICES_PER_NODE, NODE_GIGABYTES_PER_SECOND, Arrangement, Cluster
@@ -40,6 +40,11 @@ class Proposal:
     plan: Plan | None
     why_not: str
     calls: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """How its figures were obtained, one of policies.base.SOURCES."""
+        return "modelled" if self.plan is None else "replayed"
 
     @property
     def peak_bytes(self) -> int:

@@ -1,0 +1,1 @@
+"""Arrangements of a job over many devices."""
