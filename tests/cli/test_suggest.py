@@ -201,6 +201,20 @@ def test_page_says_what_a_loop_counts_under_micro_batches(capsys: pytest.Capture
     assert "counts each" not in page
 
 
+def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """The fastest names three sets of modules for 1.6 points of step time: the simplest is a row, and that is said."""
+    gpt = str(Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof")
+    flags = ("suggest", gpt, "--budget", "60%", "--allow", "swap", "--no-run")
+    told = json.loads(run(capsys, *flags, "--json"))
+    fits = [plan for plan in told["plans"] if plan["fits"]]
+    settings = [plan["describe"].count(",") + 1 for plan in fits]
+    number = settings.index(1) + 1
+    assert settings[0] > 1
+    assert fits[number - 1]["step_time_us"] > fits[0]["step_time_us"]
+    page = " ".join(run(capsys, *flags).split())
+    assert f"simplest that fits: plan {number}, 1 setting instead of {settings[0]}, step time +" in page
+
+
 def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """The job fits as it is: said so, no plan written, exit code 0."""
     page = run(capsys, "suggest", "run.memprof", "--budget", "1GiB", "--write", "plan.toml")

@@ -15,6 +15,7 @@ from memprof.analysis.plans.suggest_words import (
     caveats,
     describe_recorded,
     describe_reserved,
+    describe_simplest,
     describe_slowdown,
     verdict,
 )
@@ -37,8 +38,10 @@ def summary(found: Suggestion) -> list[Any]:
     answer = found.answer
     lowest = f"lowest peak found: {describe_peak(answer.least)} with {answer.least.plan.describe()}"
     warnings = [*caveats(found), describe_reserved(found)]
+    simplest = describe_simplest(found)
     return [
         html.P(parts.sentence(verdict(found), 1000), className="verdict"),
+        *([html.P(f"{simplest}.")] if simplest else []),
         html.P(parts.sentence(f"{describe_recorded(found)}; {lowest}.", 700), className="note"),
         *(html.P(warning, className="warning") for warning in warnings if warning),
     ]

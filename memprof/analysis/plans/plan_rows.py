@@ -224,7 +224,7 @@ def plan_tables(
     fitting: Sequence[PlanRow],
     others: Sequence[PlanRow],
     refused: Iterable[tuple[str, str]],
-    order: str = "the fastest of each kind",
+    order: str = "the fastest of each kind, and the simplest",
     kind: str = "closest candidate of each kind",
     most: int = MOST_ROWS,
 ) -> list[tuple[str, FactTable, str]]:

@@ -37,7 +37,7 @@ class Suggestion:
         manifest: The recording's manifest.
         basis: The steps the plans were replayed on.
         answer: The full search result.
-        plans: The fastest plan of each family that fits, the fastest family first.
+        plans: The fastest plan of each family that fits, the fastest family first, and the simplest (`with_simplest`).
         others: For each family without a plan that fits, the one closest to the budget.
         warnings: Caveats on the figures.
         ran_out: Whether memory ran out in a later step.
@@ -177,7 +177,7 @@ def _searched(
         answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)
 
     def shown(found: SearchResult) -> tuple[Candidate, ...]:
-        return _worth_their_policies(one_of_each_family(found.fitting))
+        return with_simplest(_worth_their_policies(one_of_each_family(found.fitting)), found.fitting)
 
     return (answer, shown(answer)) if search_request.is_rough else with_room(basis, manifest, answer, shown)
 
@@ -233,6 +233,29 @@ def _worth_their_policies(plans: tuple[Candidate, ...]) -> tuple[Candidate, ...]
         if not any(set(kinds_of(faster.policies)) < kinds for faster in kept):
             kept.append(one)
     return tuple(kept)
+
+
+def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Adds the plan that names the fewest settings, if it names at most half as many as the fastest does.
+
+    A plan of many module patterns is fast and hard to read, check and carry over; the difference in time is what it
+    buys.
+
+    Args:
+        plans: The plans to show, the fastest first.
+        fitting: All plans that fit.
+    """
+    simplest = min(fitting, key=lambda one: (settings_named(one), one.step_time_us), default=None)
+    if simplest is None or simplest in plans or 2 * settings_named(simplest) > settings_named(plans[0]):
+        return plans
+    slower = (place for place, one in enumerate(plans) if place and one.step_time_us > simplest.step_time_us)
+    place = next(slower, len(plans))
+    return (*plans[:place], simplest, *plans[place:])
+
+
+def settings_named(one: Candidate) -> int:
+    """Returns how many settings a plan's description names: policies, patterns of modules, kept operators."""
+    return one.plan.describe().count(",") + 1
 
 
 def one_of_each_family(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:

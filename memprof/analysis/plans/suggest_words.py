@@ -6,7 +6,7 @@ import math
 
 from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
-from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, settings_named
 from memprof.planners.search.candidate import Candidate
 from memprof.units import (
     format_bytes,
@@ -48,6 +48,20 @@ def describe_slowdown(one: Candidate, found: Suggestion) -> str:
     """Returns a plan's step time against the recorded one: ``+12.3 %``."""
     recorded_us = found.answer.recorded.step_time_us
     return format_percent_change(one.step_time_us / recorded_us - 1 if recorded_us else math.nan)
+
+
+def describe_simplest(found: Suggestion) -> str:
+    """Returns what the fastest plan buys over the simplest that fits; "" where it is about as simple."""
+    if not found.plans:
+        return ""
+    fastest, simplest = found.plans[0], min(found.plans, key=lambda one: (settings_named(one), one.step_time_us))
+    many, few = settings_named(fastest), settings_named(simplest)
+    if 2 * few > many:
+        return ""
+    return (
+        f"simplest that fits: plan {found.plans.index(simplest) + 1}, {format_count(few, 'setting')} instead of "
+        f"{many:,}, step time {describe_slowdown(simplest, found)} instead of {describe_slowdown(fastest, found)}"
+    )
 
 
 def describe_recorded(found: Suggestion) -> str:

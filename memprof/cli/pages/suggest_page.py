@@ -10,7 +10,13 @@ from rich.text import Text
 from memprof.analysis.plans.dry_check_results import CHECKED, Checked
 from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search
 from memprof.analysis.plans.suggest import Suggestion, describe_peak
-from memprof.analysis.plans.suggest_words import caveats, describe_recorded, describe_reserved, verdict
+from memprof.analysis.plans.suggest_words import (
+    caveats,
+    describe_recorded,
+    describe_reserved,
+    describe_simplest,
+    verdict,
+)
 from memprof.analysis.table import FactTable
 from memprof.cli.page import Page
 from memprof.cli.pages.drawings import draw_front
@@ -32,6 +38,8 @@ def fill_suggestion(
     """
     answer = found.answer
     page.say(verdict(found, checked or ()), "bold")
+    if simplest := describe_simplest(found):
+        page.say(simplest)
     page.warn(*caveats(found))
     page.say(describe_recorded(found), "dim")
     fill_basis(page, found.basis)
