@@ -201,9 +201,10 @@ def _call_of(kind: str, tensor: Any, weight: Any, result: Any, form: torch.memor
     """Returns a call as cuDNN gets it; None for one that it does not get. Arguments as for `Convolutions._asked`."""
     stride, padding, dilation, is_transposed, _, groups = options
     number = _NUMBERS.get(tensor.dtype)
-    # Depthwise ones have kernels of torch's own (is_depthwise, native/Convolution.cpp).
     is_depthwise = groups > 1 and weight.shape[1] == 1 and not is_transposed
-    if number is None or is_depthwise or not (tensor.numel() and result.numel()):
+    if is_depthwise and not _is_depthwise_of_cudnn(tensor, weight, form, stride, dilation):
+        return None
+    if number is None or not (tensor.numel() and result.numel()):
         return None
     is_line = tensor.dim() == 3  # computed as if it had a height
     x, y = (result, tensor) if is_transposed else (tensor, result)
@@ -212,6 +213,27 @@ def _call_of(kind: str, tensor: Any, weight: Any, result: Any, form: torch.memor
         (*([first] if is_line else []), *sizes) for first, sizes in ((1, stride), (0, padding), (1, dilation))
     )
     return Call(kind, number, seen[0], seen[1], seen[2], steps, edges, gaps)
+
+
+def _is_depthwise_of_cudnn(tensor: Any, weight: Any, form: torch.memory_format, stride: Any, dilation: Any) -> bool:
+    """Whether cuDNN computes a depthwise convolution, and not a kernel of torch's own.
+
+    Source: use_cudnn_depthwise and check_cudnn_depthwise_workload_with_filter (native/Convolution.cpp).
+    """
+    if form is not torch.contiguous_format:
+        return True
+    if tensor.dtype is not torch.float16 or tensor.dim() != 4 or any(gap != 1 for gap in dilation):
+        return False
+    samples, channels, height, width = tensor.shape
+    high, wide = weight.shape[2:]
+    is_square = stride[0] == stride[1] and high == wide
+    if channels < 32 or width < 7 or wide not in (1, 3, 5) or not (is_square or height == high == 1):
+        return False
+    if stride[1] != 2 or samples == 1:
+        return bool(stride[1] == 1 or (stride[1] == 2 and (wide > 1 or width <= 28)))
+    if wide == 1:
+        return bool(samples <= 16 and channels >= 128 and width <= 7)
+    return bool(channels >= 512 or (channels >= 256 and width >= 28))
 
 
 def _seen(tensor: Any, form: torch.memory_format, *, is_line: bool) -> Tensor:
