@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memprof.analysis.plans.suggest import Suggestion
@@ -19,7 +20,7 @@ from memprof.launch.dry.dry_compiled import CompiledPlans
 from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest, Speed
-from memprof.trace.schema import TABLES, Steps
+from memprof.trace.schema import TABLES, Modules, Steps
 from memprof.trace.store import Trace, write_trace
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
@@ -207,7 +208,7 @@ def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[st
     flags = ("suggest", gpt, "--budget", "60%", "--allow", "swap", "--no-run")
     told = json.loads(run(capsys, *flags, "--json"))
     fits = [plan for plan in told["plans"] if plan["fits"]]
-    settings = [plan["describe"].count(",") + 1 for plan in fits]
+    settings = [plan["describe"].count(",") + 1 for plan in fits]  # nothing is in parentheses: no operator is kept
     number = settings.index(1) + 1
     assert settings[0] > 1
     assert fits[number - 1]["step_time_us"] > fits[0]["step_time_us"]
@@ -304,3 +305,21 @@ def test_a_search_imports_no_published_planner() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert result.stderr.splitlines()[-1] == "0 []", result.stderr
+
+
+def test_what_all_names_begin_with_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrappers such as PEFT's put every module below base_model.model; JSON and plan files keep whole names."""
+    trace = Trace.open("run.memprof")
+    tables = {kind: trace.table(kind) for kind in TABLES}
+    modules = tables[Modules]
+    assert isinstance(modules, Modules)
+    names = [f"base_model.model.{name}" if name else name for name in modules.name.tolist()]
+    tables[Modules] = modules.replace(name=np.array(names, dtype=object))
+    write_trace(Path("wrapped.memprof"), [(trace.manifest, tables)])
+    flags = ("suggest", "wrapped.memprof", "--budget", "60%", "--allow", "swap", "--no-run")
+    page = run(capsys, *flags)
+    assert "modules are named below base_model.model" in " ".join(page.split())
+    assert "swap activations of layers.0-2 to disk" in page
+    assert "of base_model.model." not in page
+    told = json.loads(run(capsys, *flags, "--json"))
+    assert "base_model.model.layers.0-2" in told["plans"][1]["describe"]

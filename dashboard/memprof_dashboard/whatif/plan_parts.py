@@ -36,7 +36,7 @@ ROW = "whatif-row"
 def summary(found: Suggestion) -> list[Any]:
     """Returns the verdict and its caveats."""
     answer = found.answer
-    lowest = f"lowest peak found: {describe_peak(answer.least)} with {answer.least.plan.describe()}"
+    lowest = f"lowest peak found: {describe_peak(answer.least)} with {found.short(answer.least.plan.describe())}"
     warnings = [*caveats(found), describe_reserved(found)]
     simplest = describe_simplest(found)
     return [
@@ -56,9 +56,9 @@ def result_tables(found: Suggestion) -> list[Any]:
 
     def choose(row: PlanRow) -> Any:
         button: Any = {"type": ROW, "plan": places[id(row.found)]}
-        return html.Button(parts.name(row.describe, 160), id=button, type="button", className="words")
+        return html.Button(parts.name(row.short, 160), id=button, type="button", className="words")
 
-    drawn = {"describe": choose}
+    drawn = {"plan": choose}
     return [
         html.Div([html.H3(title), remark and parts.note(remark), parts.facts(table, label=title.lower(), drawn=drawn)])
         for title, table, remark in tables

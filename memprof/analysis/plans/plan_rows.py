@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from memprof.analysis.plans.predict import Forecast
-from memprof.analysis.plans.suggest import Suggestion, describe_largest
+from memprof.analysis.plans.suggest import Suggestion, describe_largest, place_of
 from memprof.analysis.snapshot_plans.change import SnapshotPlan
 from memprof.analysis.table import (
     BYTES,
@@ -109,6 +109,8 @@ class PlanRow:
         slowdown: Its step time against the recorded one, 0.1 for 10 % more.
         changes: What it changes beyond rounding, and in the job's loop.
         over: By how much it exceeds the budget.
+        short: Its policies as shown, where names of modules are shortened; "" for the same words.
+        place: Phase and module of the peak as shown; "" for the phase alone.
     """
 
     found: Candidate | SnapshotPlan
@@ -128,6 +130,8 @@ class PlanRow:
     slowdown: float | None = None
     changes: Sequence[str] = ()
     over: str = ""
+    short: str = ""
+    place: str = ""
 
     @property
     def numerics(self) -> str:
@@ -136,10 +140,11 @@ class PlanRow:
 
 
 _PEAK = (
-    Column("describe", "plan", WORDS),
+    Column("describe", None, WORDS),
+    shown("plan", WORDS, lambda one: one.short or one.describe),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
 )
-_PLACE = shown("peak in", TEXT, lambda one: f"{one.phase} of {one.module}" if one.module else one.phase)
+_PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase)
 PLANS = (
     Column("fits", None, TRUTH, lambda one: one.number is not None),
     shown("", NUMBER, attrgetter("number"), key="number"),
@@ -202,6 +207,8 @@ def _plan_row(
         slowdown=one.step_time_us / recorded.step_time_us - 1 if recorded.step_time_us else None,
         changes=one.plan.caveats(found.basis.step),
         over="" if number is not None else _over_by(found, one),
+        short=found.short(one.plan.describe()),
+        place=found.short(place_of(one)),
     )
 
 

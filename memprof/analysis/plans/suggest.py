@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_run_out
 from memprof.units import format_bytes, format_bytes_between
 
+#: Characters that the names of all modules begin with, and that are shown.
+_LONG_PREFIX = 8
+
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
@@ -51,6 +55,21 @@ class Suggestion:
     others: tuple[Candidate, ...]
     warnings: tuple[str, ...]
     ran_out: bool = False
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of all modules begin with, such as ``base_model.model.``; "" if it is short."""
+        prefix, rest = "", [name for name in self.basis.step.modules.name.tolist() if "." in name]
+        while True:
+            first = {name.partition(".")[0] for name in rest}
+            rest = [name.partition(".")[2] for name in rest if "." in name]
+            if len(first) != 1 or not rest or any(name[0].isdecimal() for name in rest):
+                return prefix if len(prefix) > _LONG_PREFIX else ""
+            prefix += f"{first.pop()}."
+
+    def short(self, text: str) -> str:
+        """Returns a sentence or a cell with the names of modules below `prefix`."""
+        return re.sub(rf"(?<![\w.]){re.escape(self.prefix)}(?=\w)", "", text) if self.prefix else text
 
     def predicted(self, one: Candidate) -> Plan:
         """Returns a plan with its prediction and the budget."""
@@ -254,8 +273,8 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
 
 
 def settings_named(one: Candidate) -> int:
-    """Returns how many settings a plan's description names: policies, patterns of modules, kept operators."""
-    return one.plan.describe().count(",") + 1
+    """Returns how many settings a plan's description names: policies and patterns of modules."""
+    return re.sub(r"[({][^)}]*[)}]", "", one.plan.describe()).count(",") + 1
 
 
 def one_of_each_family(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -39,7 +39,7 @@ def verdict(found: Suggestion, checked: tuple[Checked, ...] = ()) -> str:
     if not best.policies:
         return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
-        f"Within {budget}: {best.plan.describe()}, peak {_peak(best, checked)}, step time "
+        f"Within {budget}: {found.short(best.plan.describe())}, peak {_peak(best, checked)}, step time "
         f"{describe_slowdown(best, found)}{_expected_time(best, found)}.{describe_check(checked)}"
     )
 
@@ -68,10 +68,11 @@ def describe_recorded(found: Suggestion) -> str:
     """Returns the step without a plan, and how much was searched."""
     answer = found.answer
     known = f"at {found.basis.at}" if found.basis.at else "recorded"
+    below = f" | modules are named below {found.prefix.removesuffix('.')}" if found.prefix else ""
     return (
-        f"{known}: peak {format_bytes(answer.recorded.peak_bytes)} in {place_of(answer.recorded)}, step "
+        f"{known}: peak {format_bytes(answer.recorded.peak_bytes)} in {found.short(place_of(answer.recorded))}, step "
         f"{format_us(answer.recorded.step_time_us)} | {format_count(answer.tried, 'plan')} replayed in "
-        f"{answer.took_s:.1f} s"
+        f"{answer.took_s:.1f} s{below}"
     )
 
 

@@ -58,7 +58,8 @@ def fill_suggestion(
         page.add_section(*table)
     if answer.best is not None:
         page.add("")
-        page.say(f"lowest peak found: {describe_peak(answer.least)} with {answer.least.plan.describe()}", "dim")
+        least = found.short(answer.least.plan.describe())
+        page.say(f"lowest peak found: {describe_peak(answer.least)} with {least}", "dim")
     page.add_next(*next_commands(found, written, checked))
 
 
