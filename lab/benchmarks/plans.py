@@ -161,7 +161,7 @@ def two_faces(folder: Path, *, quick: bool) -> Section:
     outcomes: list[Outcome] = []
     refused: list[tuple[str, Case, str]] = []
     for model in ("gpt", "resnet") if quick else REPEATED:
-        job = Job(POLICY_JOBS / f"{model}.py", ("--steps", "1000"))
+        job = Job(POLICY_JOBS / f"{model}.py", ("--steps", "40"))
         base = folder / f"{model}.memprof"
         run(job.recorded(base, steps=2), folder, **ONE_THREAD)
         for case in cases_of(model)[:: 5 if quick else 1]:
