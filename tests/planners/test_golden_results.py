@@ -7,7 +7,8 @@ import json
 import pytest
 
 from memprof.planners.base import planner_types
-from tests.planners.golden import PATH, UPDATE, cases, differences, reached
+from tests.planners.golden import PATH, UPDATE, cases, differences, graph_named, reached
+from tests.planners.promises import peak_bytes
 
 GOLDEN = json.loads(PATH.read_text())
 
@@ -22,6 +23,8 @@ def test_results_are_as_before(step: str, planner: str) -> None:
         for line in differences(known[share], figures, planner)
     ]
     assert known.keys() == found.keys()
+    peak = peak_bytes(graph_named(step))
+    assert all(figures.get("peak_bytes", 0) <= peak * float(share[:-1]) / 100 for share, figures in found.items())
     assert not changed, "\n".join([*changed, f"If this is meant, update golden.json with `{UPDATE}` and commit it."])
 
 

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memprof
 from memprof.cli.main import main
@@ -16,7 +18,9 @@ from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.graph import needed_bytes
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.writing import make_on_demand
-from tests.planners.promises import SMALL, check_planner, step_named
+from tests.planners import graphs
+from tests.planners.golden import SOLVED
+from tests.planners.promises import SMALL, check_answers, check_planner, step_named
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 
@@ -58,6 +62,15 @@ class AsRecorded(Planner):
 def test_every_planner_keeps_its_promises(kind: type[Planner], step: str) -> None:
     """Within the budget by the replay, monotone in it, and nothing called infeasible that is not."""
     check_planner(kind, step)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), operators=st.integers(1, 20), link=st.sampled_from([0.0, 5.0, 2000.0]))
+def test_quick_planners_keep_them_on_any_graph(seed: int, operators: int, link: float) -> None:
+    """So do all but those that solve a program, whatever the graph."""
+    for kind in planner_types():
+        if kind.name not in SOLVED:
+            check_answers(kind(), graphs.random_graph(operators, seed), (1.0, 0.8, 0.65, 0.45), link=link)
 
 
 def test_a_planner_is_added_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
