@@ -6,9 +6,8 @@ import pytest
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.base import NUMERICS, SOURCES, Candidates, Policy
+from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.evict.victims import HEURISTICS
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.interval import time_interval_of
 from memprof.policies.plan.plan import Plan
@@ -53,18 +52,6 @@ def test_times_of_micro_batches_have_bounds() -> None:
     assert interval.bounds == pytest.approx([700.0, 1500.0])
 
 
-def test_a_policy_without_candidates_has_none_of_either_kind() -> None:
-    """Both parts can be gone through."""
-    assert Candidates().whole_step == ()
-    assert list(Candidates().unsuitable.items()) == []
-
-
-@pytest.mark.parametrize("heuristic", ["eq-class", "msps"])
-def test_remat_accepts_the_heuristics_that_evict_has(heuristic: str) -> None:
-    """Those of Dynamic Tensor Rematerialization and Capuchin."""
-    assert Remat(budget="8GiB", heuristic=heuristic).heuristic in HEURISTICS
-
-
 @pytest.mark.parametrize("heuristic", ["", "MSPS", "lru", "full"])
 def test_remat_refuses_other_heuristics(heuristic: str) -> None:
     """The message lists the valid ones."""
@@ -77,12 +64,6 @@ def test_shard_refuses_other_stages(stage: object) -> None:
     """A stage is a whole number from 0 to 3."""
     with pytest.raises(PolicyError, match="invalid stage"):
         Shard(stage=stage, world_size=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_shard_accepts_every_stage(stage: int) -> None:
-    """From copies of everything to parameters in parts."""
-    assert Shard(stage=stage, world_size=2).stage == stage
 
 
 def test_an_update_in_backward_needs_an_optimizer() -> None:
