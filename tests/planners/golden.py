@@ -22,7 +22,7 @@ UPDATE = ".venv/bin/python -m tests.planners.golden"
 _SMALL = {
     "small uneven chain": lambda: graphs.uneven_chain(8, seed=3),
     "small unet": lambda: graphs.unet(2),
-    "small random": lambda: graphs.randomgraph_named(8, seed=11),
+    "small random": lambda: graphs.random_graph(8, seed=11),
 }
 SOLVED = ("checkmate", "auto")
 _SLOW = (*SOLVED, "chain")
