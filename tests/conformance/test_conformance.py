@@ -175,7 +175,7 @@ CASES = [
     whole("ends_in_step.py exit", 7),
     whole("ends_in_step.py SIGTERM", -signal.SIGTERM),
     whole("ends_in_step.py SIGKILL", -signal.SIGKILL),
-    whole("ends_in_step.py SIGINT", -signal.SIGINT),
+    training("ends_in_step.py SIGINT", -signal.SIGINT),
     whole("handles_signals_in_step.py", 6),
     training("loads_data.py fork works"),
     whole("loads_data.py spawn works"),
@@ -201,6 +201,21 @@ CASES = [
 #: place of a step, of signals, of threads, of workers, of what a program can see of the interpreter.
 _SLOW = (
     "-u trains.py",
+    "./main_attributes.py",
+    "-I main_attributes.py",
+    "-c print",
+    "PYTHONDEVMODE=",
+    "PYTHONWARNINGS= warns.py",
+    "exception_group.py",
+    "exit_with.py -1",
+    "exit_with.py 0",
+    "exit_with.py [1]",
+    "main_attributes.py one",
+    "never_trains.py",
+    "package.absent",
+    "package.part",
+    "signal_itself.py SIGABRT",
+    "zipped_folder",
     "checkpoints.py",
     "compiles.py",
     "counts_children.py",
@@ -243,7 +258,7 @@ _SLOW = (
 
 
 def _marked(case: Case) -> Any:
-    is_slow = any(name in " ".join(case.words) for name in _SLOW)
+    is_slow = any(name in str(case) for name in _SLOW)
     marks = [with_plain_run(str(case)), *[pytest.mark.slow] * is_slow, *[pytest.mark.cold] * case.is_cold]
     return pytest.param(case, id=str(case), marks=marks)
 

@@ -14,7 +14,6 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
 from memprof.policies.shard.policy import Shard
-from memprof.policies.swap.policy import Swap
 from memprof.policies.swap.records import find_records
 from tests.building import Op, Storage, make_step
 
@@ -30,18 +29,6 @@ def test_a_policy_declares_its_effect_and_its_errors(kind: type[Policy]) -> None
         assert len(errors) == 2
         assert all(0 <= error < 1 for error in errors)
     assert policy.describe().startswith(("swap", kind.name, "precision"))
-
-
-def test_state_in_eight_bits_is_approximate() -> None:
-    """Its updates differ by more than rounding, unlike those of another loop."""
-    assert OptimizerPolicy(state="8bit").numerics == "approximate"
-    assert OptimizerPolicy(loop="fused").numerics == OptimizerPolicy(in_backward=True).numerics == "rounding"
-
-
-def test_recomputing_and_moving_change_no_number() -> None:
-    """Plans of these policies are shown as bit-identical."""
-    for policy in (Checkpoint.from_flag("layers.*"), Swap.from_flag("layers.*"), Remat.from_flag("8GiB")):
-        assert Plan((policy,)).policies[0].numerics == "none"
 
 
 def test_times_of_micro_batches_have_bounds() -> None:

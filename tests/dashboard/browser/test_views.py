@@ -42,18 +42,6 @@ def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
     assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
 
 
-@pytest.mark.slow
-def test_drawn_peak_is_the_true_peak_in_many_stretches(look: Show, gpt: Served) -> None:
-    """In six ranges of all widths the drawn peak is the true one."""
-    shown = look(gpt)
-    random = np.random.default_rng(5)
-    for width in np.geomspace(6, 3000, 6).astype(int).tolist():
-        first = int(random.integers(0, 3072 - width))
-        shown.go(first=first, end=first + width)
-        shown.wait_drawn(first, first + width)
-        assert_true_peak(shown, first, first + width)
-
-
 @pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
 def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
     """In two hundred random ranges of each sample, the highest drawn total is the maximum of the recording."""
@@ -463,13 +451,6 @@ def test_what_waits_for_the_timeline_follows_its_range(look: Show, gpt: Served) 
         for number, read in enumerate(reads):
             shown.page.wait_for_function(f"(before) => ({read})() !== before", arg=before[number])
         before = [shown.page.evaluate(read) for read in reads]
-
-
-def test_narrow_page_does_not_scroll_sideways(look: Show, two: Served) -> None:
-    """On a telephone's width everything stands within it."""
-    shown = look(two, viewport={"width": 375, "height": 800})
-    shown.wait_text("#live-table", "storages")
-    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
 def test_no_page_is_heavy(look: Show, gpt: Served) -> None:
