@@ -88,7 +88,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     ),
     "tests/launch/test_plan_copies.py": ("copies_trained_in_turn",),
     "tests/launch/test_plan_record.py": ("second_step[called with other weights",),
-    "tests/launch/test_rank_processes.py": ("its_own[sys.exit", "its_own[raise"),
+    "tests/launch/test_rank_processes.py": ("its_own[sys.exit", "its_own[raise", "started_anew_does"),
     "tests/launch/test_steps_differ.py": ("every_step[lengths-0.85", "every_step[last-0.8", "every_step[last-0.9"),
     "tests/planners/arrangement/test_arrangements.py": ("everything_finds[4-0.15",),
     "tests/planners/test_auto.py": ("optimum[unet]", "optimum[chain]", "is_faster[residual"),
@@ -271,6 +271,8 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "machine_serves_fails_as_in_a_real_run[cpu",
     ),
     "tests/virtual/test_dry_compiled.py": ("an_update_is_compiled_once",),
+    "tests/virtual/test_dry_line_search.py": ("updates_of_lbfgs_end", "as_much_memory_as_a_real_one"),
+    "tests/virtual/test_dry_numbers.py": ("assertions_pass[cpu",),
     "tests/virtual/test_dry_policies.py": ("real_run[swap-gpt]", "real_run[loss of a head-gpt]"),
     "tests/virtual/test_dry_replicas.py": ("find_unused_parameters",),
     "tests/virtual/test_dry_values.py": (
