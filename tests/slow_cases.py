@@ -350,8 +350,15 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "after_its_forward[alone",
     ),
     "tests/policies/test_swap_variables.py": ("beside_its_output", "each_call_replaces"),
-    "tests/recorder/test_compiled.py": ("compiled_update[light]", "buffers_of_products_have"),
+    "tests/recorder/test_compiled.py": (
+        "compiled_update[light]",
+        "buffers_of_products_have",
+        "inductor_itself_runs",
+        "compiled_update[window",
+    ),
     "tests/recorder/test_device_backward.py": ("recorded[arguments2]",),
+    "tests/recorder/test_evaluation_gradients.py": ("is_noted[each epoch", "is_noted[trained in"),
+    "tests/recorder/test_filled_zeros.py": ("unrecorded_run[index",),
     "tests/virtual/test_device_loaders.py": ("not_ranks[fork-options2", "not_ranks[fork-options0"),
     "tests/virtual/test_device_triton.py": ("in_vain_is_noted[True",),
     "tests/virtual/test_dry.py": (
