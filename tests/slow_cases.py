@@ -66,7 +66,8 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     ),
     "tests/emit/test_pytorch.py": ("[states one by one]", "[some states]", "[keep]", "[in backward]", "[statistics]"),
     "tests/fuzz/test_recordings.py": ("sentence[3]", "sentence[4]", "sentence[5]"),
-    "tests/integrations/test_lightning.py": ("goes_with_the_older_name",),
+    "tests/integrations/test_accelerate.py": ("end_of_the_training",),
+    "tests/integrations/test_lightning.py": ("goes_with_the_older_name", "arguments_make_it_fit"),
     "tests/lab/test_libraries.py": ("on_a_card[wav2vec2-sdpa]", "on_a_card[x-transformers]", "on_a_card[gat"),
     "tests/lab/test_real_scripts.py": (
         "graph_net",
@@ -359,6 +360,16 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
     "tests/recorder/test_device_backward.py": ("recorded[arguments2]",),
     "tests/recorder/test_evaluation_gradients.py": ("is_noted[each epoch", "is_noted[trained in"),
     "tests/recorder/test_filled_zeros.py": ("unrecorded_run[index",),
+    "tests/recorder/test_leaking_graphs.py": ("computed_from_it[light", "is_named[light"),
+    "tests/recorder/test_leaks.py": ("whole_run_without_a_leak",),
+    "tests/recorder/test_named_phases.py": ("losses_are_those",),
+    "tests/recorder/test_read_values.py": (
+        "operators[conjugate",
+        "operators[solver",
+        "operators[line search",
+        "their_order[accumulate",
+        "checks_of_plans_replay",
+    ),
     "tests/virtual/test_device_loaders.py": ("not_ranks[fork-options2", "not_ranks[fork-options0"),
     "tests/virtual/test_device_triton.py": ("in_vain_is_noted[True",),
     "tests/virtual/test_dry.py": (
