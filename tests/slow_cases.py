@@ -17,6 +17,7 @@ SLOW_CASES: dict[str, tuple[str, ...]] = {
         "closes_descriptors-light",
         "all streams closed",
         "closes_descriptors-record",
+        "trains_at_exit-remat",
     ),
     "tests/conformance/test_conformance.py": (
         "from_cause",
