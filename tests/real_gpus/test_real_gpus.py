@@ -72,7 +72,7 @@ RUNS = {
     # torch 2.9 keeps a workspace of cuBLASLt.
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
 }
-#: Runs of half a minute, or of a kind that another one has too: a kernel alone, a training, and a process from its start are quick.
+#: A kernel alone, a training, and a process from its start. The others take half a minute, or are of these kinds.
 QUICK = ("attention_alone", "gpt_training", "whole_process")
 
 
