@@ -245,20 +245,6 @@ def test_address_restores_the_view(look: Show, gpt: Served) -> None:
     shown.wait_text("#live-detail", "storage 7")
 
 
-@pytest.mark.slow
-def test_what_is_seen_is_what_the_address_gives_another(look: Show, show: Show, gpt: Served) -> None:
-    """A view reached by keys opens the same in another browser by its address."""
-    one = look(gpt, "first=0&end=400&at=50")
-    one.wait_cursor(50)
-    one.page.keyboard.press("+")
-    one.page.wait_for_function("() => !location.search.includes('end=400')")
-    one.page.keyboard.press("ArrowRight")
-    one.wait_cursor(51)
-    other = show(gpt, one.page.url.partition("?")[2])
-    other.wait_drawn(one.view.first, one.view.end)
-    other.wait_cursor(51)
-
-
 def test_back_goes_back(look: Show, gpt: Served) -> None:
     """The browser's back button shows what was seen before."""
     shown = look(gpt, "first=0&end=400&at=50")
