@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.analysis.plans.basis import Basis, basis_of, link_of, whole_steps
+from memprof.analysis.plans.basis import Basis, basis_of, whole_steps
 from memprof.analysis.plans.length_mix import read_lengths
 from memprof.analysis.plans.predict import forecast
 from memprof.errors import BadInputError
 from memprof.machines.catalogue import find_machine
 from memprof.policies.plan.plan import Plan
-from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 
@@ -101,16 +100,6 @@ def test_a_prediction_names_the_machine_that_its_times_are_for(recorded: Basis) 
     plain = forecast(trace, Plan(())).plan.prediction
     assert plain is not None
     assert plain.machine == ""
-
-
-def test_the_link_is_the_machines_or_a_typical_one() -> None:
-    """A recording on CPU swaps to disk; for a machine, its own link to the host counts."""
-    trace, machine = Trace.open(GPT), find_machine("rtx4090")
-    assert trace.manifest.machine.device_kind == "cpu"
-    assert link_of(trace, None) == DEFAULT_GBPS["disk"] * 1e3
-    assert machine.host_bytes_per_us > 0
-    assert link_of(trace, machine) == machine.host_bytes_per_us
-    assert link_of(trace, dataclasses.replace(machine, host_bytes_per_us=0)) == DEFAULT_GBPS["host"] * 1e3
 
 
 def test_lengths_are_read_a_line_each(tmp_path: Path) -> None:

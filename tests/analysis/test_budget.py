@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.diff.budget import BudgetVerdict, highest_peak, judge_budget, judge_planned
+from memprof.analysis.diff.budget import BudgetVerdict, highest_peak, judge_budget
 from memprof.analysis.plans.another_plan import PlannedJob, commands_after_failure, commands_over_budget
 from memprof.analysis.plans.predict import forecast
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
 from memprof.trace.files.container import TABLES
@@ -97,16 +96,6 @@ def test_the_words_say_how_a_peak_is_known() -> None:
     assert BudgetVerdict(4096, None, unknown="nothing is there").describe() == (
         "cannot determine whether it is within the budget of 4.00 KiB: nothing is there."
     )
-
-
-def test_a_recording_knows_the_budget_of_its_plan() -> None:
-    """Where its plan has one."""
-    trace = Trace.open("run.memprof")
-    assert judge_planned(trace) is None
-    planned = Trace.of([side(trace, plan=plan_to_tables(Plan(budget_bytes=MIB)))], "head.memprof")
-    found = judge_planned(planned)
-    assert found is not None
-    assert found.budget_bytes == MIB
 
 
 def planned(*policies: Any, budget_bytes: int | None) -> PlannedJob:

@@ -108,17 +108,6 @@ def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.Ca
     assert verdict.counts_reserved
 
 
-def test_jobs_without_convolutions_have_none(tmp_path: Path) -> None:
-    """Nothing is added."""
-    script = _JOB.replace("nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 256, 3), ", "")
-    script = script.replace("WIDTH", str(3 * 32 * 32))
-    done = record_script(tmp_path, script, "--dry-run", "--device", "rtx4090")
-    fit = dry_fit(done.trace)
-    assert fit is not None
-    assert fit.workspace_bytes == (0, 0)
-    assert "cuDNN" not in done.stderr
-
-
 _PUBLISHED = Path(__file__).parents[2] / "lab" / "benchmarks" / "published"
 
 

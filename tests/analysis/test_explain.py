@@ -239,11 +239,6 @@ def test_what_is_taken_back_is_named_too(change: dict[str, Any], kind: str, word
     assert words in first.sentence
 
 
-def test_no_cause_without_a_change() -> None:
-    """Two recordings of one job have nothing to explain."""
-    assert causes(NET.summary(), NET.summary()) == ()
-
-
 def test_what_is_set_from_outside_comes_first() -> None:
     """The allocator's settings and the plan are listed before their possible effects."""
     wider = dataclasses.replace(NET, width=96)

@@ -102,11 +102,6 @@ def test_missing_ranks_are_told() -> None:
     assert job_notes(trace_of(dict.fromkeys(range(4), 4))) == ()
 
 
-def test_a_job_of_one_has_nothing_to_miss() -> None:
-    """A single process has no notes on ranks."""
-    assert job_notes(trace_of({0: 4}, world_size=1)) == ()
-
-
 def test_mixed_versions_are_told() -> None:
     """Ranks recorded with other versions are named."""
     ranks = [

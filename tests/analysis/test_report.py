@@ -16,7 +16,7 @@ from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.table_rows import find_largest
 from memprof.analysis.report.whole_run import HostProcess, summarise_host_memory
-from memprof.errors import BadInputError, UsageError
+from memprof.errors import BadInputError
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory, Memory, Steps
 from memprof.trace.store import Trace
@@ -61,12 +61,6 @@ def test_another_moment_is_shown_beside_the_peak(small_tables: Tables) -> None:
     assert report.at_moment.moment.allocated_bytes == 175
     assert report.shown is report.at_moment
     assert report.at_peak.moment.allocated_bytes == 210
-
-
-def test_an_operator_beyond_the_step_is_refused(small_tables: Tables) -> None:
-    """The sentence says which operators there are."""
-    with pytest.raises(UsageError, match="operators 0 to 2"):
-        build_report(trace_of((Manifest(), small_tables)), op_id=3)
 
 
 def test_a_trace_without_operators_is_refused() -> None:
@@ -176,14 +170,6 @@ def test_blind_spots_are_one_line_each() -> None:
         ("not seen by cpu-native: what libraries malloc", False),
         ("n", False),
     ]
-
-
-def test_a_missing_rank_is_a_warning(small_tables: Tables) -> None:
-    """Of a job of two ranks, one recording alone is reported with a warning that the other is missing."""
-    report = build_report(trace_of((Manifest(world_size=2), small_tables)))
-    (told,) = [note for note in report.notes if "missing" in note.text]
-    assert told.text == "Of 2 ranks, rank 1 is missing: there is no recording of it here."
-    assert told.is_warning
 
 
 def test_json_of_a_light_recording_holds_the_whole_run(small_tables: Tables) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,13 +216,6 @@ def test_no_absolute_path_remains(
         assert path not in clean
     if root in ("/home", "/Users", "/mnt/home"):
         assert person not in clean
-
-
-def test_a_recording_without_texts_is_left_as_it_is() -> None:
-    """A recording with nothing to remove is not an error."""
-    clean = scrubbed(make_trace([[Op(makes=["a"])]], [Storage("a", 8)]))
-    assert np.array_equal(clean.table(Storages).allocated_bytes, [8])
-    assert len(clean.table(Stacks)) == 0
 
 
 def test_phases_keep_the_recorders_names() -> None:

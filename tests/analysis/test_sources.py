@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.analysis.report.sources import find_sources, is_library
-from memprof.trace.schema import NONE, Stacks
+from memprof.trace.schema import Stacks
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:125:forward"
 
@@ -74,13 +74,6 @@ def test_a_stack_of_torch_alone_falls_back_to_its_innermost_frame() -> None:
     line = find_sources(stacks(TORCH)).of_stack(0)
     assert line is not None
     assert line.place == "torch/nn/modules/linear.py:125"
-
-
-def test_no_stack_has_no_source() -> None:
-    """Neither an operator without a stack nor a stack without frames."""
-    sources = find_sources(stacks(""))
-    assert sources.of_stack(NONE) is None
-    assert sources.of_stack(0) is None
 
 
 @pytest.mark.parametrize("frame", ["C:\\job\\train.py:12:main", "weird", "a:b:c", "<ipython-input-3>:1:<module>"])

@@ -127,12 +127,6 @@ def test_the_true_offset_lies_within_the_error(offset: float, arrivals: list[tup
     assert abs(aligned.offset_us[1] + offset) <= aligned.error_us[1] + 1e-6
 
 
-def test_no_collectives_no_stragglers() -> None:
-    """A job that never communicates has none."""
-    found = found_of(["a", "a"], RankCollectives.empty())
-    assert (found.ranks, found.collectives) == ((), ())
-
-
 @pytest.mark.parametrize("name", ["_c10d_functional.reduce_scatter_tensor.default", "c10d._allgather_base_.default"])
 def test_sharded_collectives_count(name: str) -> None:
     """Those of sharded training need every rank, whatever library calls them."""

@@ -78,12 +78,6 @@ def test_text_has_the_columns_there_is_room_for() -> None:
     assert _text(_table(), is_terminal=True)[1][-1] == "█" * 12
 
 
-def test_a_row_has_no_value_for_a_column_that_is_not_there() -> None:
-    """A misspelt key would leave a cell empty."""
-    with pytest.raises(KeyError, match="byte"):
-        _table().add("rest", byte=1)
-
-
 def test_markdown_escapes_cells() -> None:
     """Nothing in a name ends a cell."""
     assert table_lines(FactTable(COLUMNS[:2], [_Part("a|b", 1)]))[1:] == ["|---|--:|", r"| a\|b | 1 B |"]

@@ -17,7 +17,6 @@ import pytest
 
 from memprof.analysis.export.timeline_export import export_timeline
 from memprof.errors import BadInputError
-from memprof.replay.history import History
 from memprof.trace.exporters.trace_events import time_operators
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, TABLES, DeviceMemory, HostMemory, Ops, OutOfMemory, Steps
@@ -25,7 +24,6 @@ from memprof.trace.store import Trace
 from tests.analysis import perfetto_query
 from tests.browsing import find_browser
 from tests.building import Module, Op, Storage, make_tables, make_trace
-from tests.synthetic import make_synthetic
 
 _ROOT = Path(__file__).parents[2]
 SAMPLE = _ROOT / "sample_traces" / "gpt" / "run.memprof"
@@ -194,18 +192,6 @@ def test_a_sample_reads_back_whole() -> None:
         if place + 1 == len(by_time) or by_time[place + 1]["ts"] != event["ts"]:
             wrong += held["allocated"] != sum(held.values()) - held["allocated"]
     assert wrong == 0
-
-
-def test_a_large_recording_is_whole() -> None:
-    """Twelve thousand operators: each a slice, the highest count the peak, in the order of time."""
-    trace = Trace.of([(Manifest(), make_synthetic(24_000))], "large")
-    events = timeline(trace, lives=50)["traceEvents"]
-    operators = thread(events, "operators")
-    assert len(operators) == len(trace.table(Ops)) > 10_000
-    assert [event["args"]["op_id"] for event in operators] == list(range(len(operators)))
-    assert all(a["ts"] < b["ts"] for a, b in pairwise(operators))
-    assert max(values_of(events, "allocated")) == int(History(trace).total.max())
-    assert len([event for event in events if event["ph"] == "b"]) == 50
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,6 @@ def test_peak_at_another_batch_is_the_measured_one(capsys: pytest.CaptureFixture
     assert any(warning.startswith("scaled from one recording at batch 16 to 24") for warning in told["warnings"])
 
 
-def test_recorded_batch_is_the_recording(capsys: pytest.CaptureFixture[str]) -> None:
-    """At the batch it was recorded at, nothing is scaled."""
-    told = json.loads(run(capsys, "predict", GPT, "--at-batch", "16", "--json"))
-    assert told["predicted"]["peak_allocated_bytes"] == MEASURED[16]
-    assert told["how"] == "replayed"
-    assert not any("scaled" in warning for warning in told["warnings"])
-
-
 def test_plans_are_for_that_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The budget, the plans and what is written are for the batch that was asked for."""
     written = tmp_path / "plan.toml"

@@ -130,9 +130,3 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     """Incompatible options are refused."""
     assert sentence in run(capsys, "predict", folder / "run.memprof", *words, status=2)
-
-
-def test_one_length_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """A recording of one length does not show how memory grows with it: the message says what to record."""
-    assert main(["predict", str(folder / "64.memprof"), "--at-length", "128"]) == 3
-    assert "no size differs, all ran on 4x64, 4x63. Record steps of at least two" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import pytest
 
 from memprof.analysis.plans.devices import WORLD_SIZES, devices_needed
 from memprof.cli.main import main
-from memprof.machines.catalogue import find_machine
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.shard.policy import Shard
 from memprof.replay.live import live_bytes
@@ -51,13 +50,6 @@ def test_one_device_may_be_enough_and_no_number_either(step: Step) -> None:
     peak = int(live_bytes(step).during.max())
     assert devices_needed(step, peak).fits_alone
     assert devices_needed(step, 1).needed is None
-
-
-def test_a_slower_link_takes_longer(step: Step) -> None:
-    """A catalogued machine's links are those of the plan."""
-    machine = find_machine("A100 80GB")
-    policy = devices_needed(step, 1, machine).ranks[0].policy
-    assert policy.link_gigabytes_per_second == machine.peer_bytes_per_us / 1e3
 
 
 def test_the_page_says_how_many_and_writes_the_plan(

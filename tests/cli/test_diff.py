@@ -64,33 +64,6 @@ def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) ->
     return found
 
 
-def test_identical_recordings_show_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    """No change: nothing grew, nothing is new or gone, and the page says so."""
-    found = told(capsys, "base.memprof", "base.memprof")
-    assert found["is_unchanged"]
-    assert found["causes"] == []
-    for pair in (found["peak"], *found["phases"]):
-        assert pair["change_bytes"] == 0
-        assert all(not parts for parts in pair["parts"].values())
-    page = run(capsys, "diff", "base.memprof", "base.memprof")
-    assert page.startswith("Nothing changed: the peak is 88.92 MiB")
-
-
-def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """A megabyte more in one parameter is a megabyte more of every split, in every phase."""
-    found = told(capsys, "base.memprof", "head.memprof")
-    assert not found["is_unchanged"]
-    for pair in (found["peak"], *found["phases"]):
-        assert pair["change_bytes"] == EXTRA
-        for parts in pair["parts"].values():
-            assert sum(part["change_bytes"] for part in parts) == EXTRA
-    (category,) = found["peak"]["parts"]["category"]
-    assert category["name"] == "parameter"
-    page = run(capsys, "diff", "base.memprof", "head.memprof")
-    assert page.startswith("The peak grew by 1.00 MiB (+1.1 %) to 89.92 MiB")
-    assert "grown" in page
-
-
 def test_gates_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """4 where one fails, 0 where it only warns; those of pyproject.toml count where no flag names any."""
     pair = ("diff", "base.memprof", "head.memprof")
@@ -162,15 +135,6 @@ def test_prediction_compares_with_what_it_was_made_of(capsys: pytest.CaptureFixt
     assert found["peak"]["change_bytes"] < 0
     assert found["differences"] == []
     assert found["causes"][0]["kind"] == "plan"
-
-
-def test_several_recordings_a_side_compare_medians(capsys: pytest.CaptureFixture[str]) -> None:
-    """One outlier among three does not count, and the spread is reported."""
-    rewrite("off.memprof", extra=64 * EXTRA)
-    found = told(capsys, "base.memprof", "head.memprof", "--head", "head.memprof", "--head", "off.memprof")
-    assert found["peak"]["change_bytes"] == EXTRA
-    assert found["head"]["recordings"] == 3
-    assert any("the 3 recordings of the head differ by" in warning for warning in found["warnings"])
 
 
 def test_markdown_is_a_comment_with_its_marker_last(capsys: pytest.CaptureFixture[str]) -> None:

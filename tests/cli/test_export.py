@@ -99,14 +99,6 @@ def test_some_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not (tmp_path / "none").exists()
 
 
-def test_a_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--at names the operator; one that is not there is refused."""
-    run(SAMPLE, "--to", "speedscope", "--at", "0", "-o", tmp_path / "a.json")
-    assert "operator 0\n" in capsys.readouterr().err
-    run(SAMPLE, "--to", "speedscope", "--at", "99999999", "-o", tmp_path / "b.json", status=2)
-    assert not (tmp_path / "b.json").exists()
-
-
 def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even with -f: only tables that were exported before are."""
     (tmp_path / "thesis.tex").write_text("years of work")

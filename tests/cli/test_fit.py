@@ -95,15 +95,6 @@ def test_page_ends_with_what_to_do_next() -> None:
     assert names == ["fits.head.memprof", "fits.run.memprof", "fits.toml", "train.py"]
 
 
-def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """`-h` has two examples, and says with what it ends."""
-    assert main(["fit", "-h"]) == 0
-    text = capsys.readouterr().out
-    assert text.count("  memprof fit --budget") == 2
-    assert "Exit status:" in text
-    assert "--max-slowdown" in text
-
-
 def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """What is asked for is read first: no job is run in vain."""
     assert "a budget is needed" in refused(capsys, "train.py")

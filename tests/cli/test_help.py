@@ -8,7 +8,7 @@ import click
 import pytest
 
 from memprof.cli.main import VERBS, memprof
-from memprof.cli.options.command_classes import GroupedCommand, GroupedOption, option, option_groups
+from memprof.cli.options.command_classes import GroupedCommand, GroupedOption, option_groups
 
 #: Verbs with more options than this list them in groups.
 MOST_UNGROUPED = 10
@@ -75,28 +75,3 @@ def test_groups_of_record_and_suggest() -> None:
     assert sections["Plan and policies"][0] == "--plan FILE"
     sections = sections_of(command_of("suggest")[0].get_help(command_of("suggest")[1]))
     assert sections["Budget and device"] == ["--budget SIZE", "--machine NAME"]
-
-
-def test_a_command_without_groups_has_one_list() -> None:
-    """Options of one kind are listed as click does; a hidden one is in no group."""
-
-    @click.command()
-    @click.option("--plain")
-    @click.option("--unseen", hidden=True)
-    def small() -> None: ...
-
-    context = click.Context(small)
-    assert [(heading, len(options)) for heading, options in option_groups(small, context)] == [("Options", 2)]
-
-    @click.command(cls=GroupedCommand)
-    @option("--first", group="One")
-    @option("--second", group="Two")
-    @option("--third", group="One")
-    @option("--unseen", group="Three", hidden=True)
-    def large() -> None: ...
-
-    assert sections_of(large.get_help(click.Context(large))) == {
-        "One": ["--first TEXT", "--third TEXT"],
-        "Two": ["--second TEXT"],
-        "Other options": ["--help"],
-    }

@@ -134,12 +134,3 @@ def test_commands_in_sentences_exist() -> None:
                 if sentence := _wrong(verb, rest):
                     wrong.append(f"{path.relative_to(ROOT)}:{line}: {sentence}")
     assert wrong == []
-
-
-def test_a_refused_command_is_found() -> None:
-    """An unknown option, and a launcher that would be taken for a script."""
-    assert _wrong("suggest", " X --maximise batch") == "memprof suggest has no --maximise"
-    assert _wrong("record", " torchrun train.py") == "torchrun is taken for a script: write memprof record -- torchrun"
-    assert not _wrong("record", " -- torchrun --nproc-per-node 2 train.py")
-    with pytest.raises(click.NoSuchOption):
-        parse("memprof suggest run.memprof --maximise batch")

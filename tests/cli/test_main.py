@@ -120,10 +120,3 @@ def test_a_closed_pipe_is_silent(small_file: Path, words: str) -> None:
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_completion_knows_verbs_and_options() -> None:
-    """click's shell completion works through the lazy verbs."""
-    verbs = run(_MEMPROF_COMPLETE="bash_complete", COMP_WORDS="memprof rep", COMP_CWORD="1")
-    tables = run(_MEMPROF_COMPLETE="bash_complete", COMP_WORDS="memprof report --by sta", COMP_CWORD="3")
-    assert (verbs.stdout, tables.stdout) == ("plain,report\n", "plain,stack\n")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
@@ -180,8 +179,3 @@ def test_what_spoils_the_prediction_is_said(capsys: pytest.CaptureFixture[str]) 
     expected = "p.memprof was predicted under a plan already: this prediction is relative to that run."
     assert told["warnings"] == [expected]
     assert f"warning: {expected}" in run(capsys, "predict", "p.memprof", "--plan", "plan.toml")
-
-
-def test_plan_of_no_policy_is_a_plan() -> None:
-    """What `predict` starts from may be empty."""
-    assert Plan().describe() == "no policy"

@@ -127,14 +127,6 @@ def test_shown_rows_sum_to_the_whole(
     assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
-def test_another_moment(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While the first operator runs: 4 MiB of weights, the input, 2 MiB made."""
-    for moment in ("0", "1:0"):
-        out = report(capsys, model_file, "--at", moment)
-        assert "shown: 7.00 MiB (53.8 % of the peak) at operator 0, forward of layers.0.mlp" in out
-        assert re.search(r"^total +7\.00 MiB", out, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [

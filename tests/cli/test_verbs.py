@@ -57,10 +57,3 @@ def test_a_verb_is_added_by_a_module_and_one_line(
     assert "\\fB\\-\\-loud\\fR" in pages["memprof-greet.1"]
     assert completed("memprof gre", monkeypatch, capsys) == ["greet"]
     assert "--loud" in completed("memprof greet --", monkeypatch, capsys)
-
-
-def test_without_the_line_there_is_no_such_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    """The registry is the only place."""
-    assert cli.main(["greet", "you"]) == 2
-    assert "No such command 'greet'" in capsys.readouterr().err
-    assert "memprof-greet.1" not in manual_pages()

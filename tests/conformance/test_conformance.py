@@ -175,23 +175,17 @@ CASES = [
     whole("ends_in_step.py exit", 7),
     whole("ends_in_step.py SIGTERM", -signal.SIGTERM),
     whole("ends_in_step.py SIGKILL", -signal.SIGKILL),
-    whole("ends_in_step.py SIGINT", -signal.SIGINT),
+    training("ends_in_step.py SIGINT", -signal.SIGINT),
     whole("handles_signals_in_step.py", 6),
     training("loads_data.py fork works"),
     whole("loads_data.py spawn works"),
     training("loads_data.py fork fails", 1),
-    whole("starts_workers.py fork"),
-    whole("starts_workers.py spawn"),
     training("runs_threads.py"),
     whole("trains_in_thread.py"),
-    whole("counts_children.py"),
     whole("imports_nothing.py"),
-    whole("own_profiler.py"),
     training("own_modes.py"),
     whole("looks_at_stack.py"),
-    whole("dumps_stacks.py", -signal.SIGSEGV),
     training("warns_in_step.py"),
-    training("finds_anomaly.py", 1),
     training("holds_references.py"),
     training("saves_and_copies.py"),
 ]
@@ -201,10 +195,23 @@ CASES = [
 #: place of a step, of signals, of threads, of workers, of what a program can see of the interpreter.
 _SLOW = (
     "-u trains.py",
+    "./main_attributes.py",
+    "-I main_attributes.py",
+    "-c print",
+    "PYTHONDEVMODE=",
+    "PYTHONWARNINGS= warns.py",
+    "exception_group.py",
+    "exit_with.py -1",
+    "exit_with.py 0",
+    "exit_with.py [1]",
+    "main_attributes.py one",
+    "never_trains.py",
+    "package.absent",
+    "package.part",
+    "signal_itself.py SIGABRT",
+    "zipped_folder",
     "checkpoints.py",
     "compiles.py",
-    "counts_children.py",
-    "dumps_stacks.py",
     "ends_in_step.py SIGKILL",
     "ends_in_step.py SIGTERM",
     "exit_with.py 256",
@@ -223,11 +230,9 @@ _SLOW = (
     "fails_in_forward.py python",
     "fails_in_forward.py shape",
     "fails_in_optimizer.py own",
-    "finds_anomaly.py",
     "imports_nothing.py",
     "loads_data.py fork fails",
     "loads_data.py spawn works",
-    "own_profiler.py",
     "runs_out_of_memory.py build",
     "runs_out_of_memory.py chained",
     "runs_out_of_memory.py first",
@@ -237,13 +242,12 @@ _SLOW = (
     "runs_out_of_memory.py optimizer",
     "signal_itself.py SIGHUP",
     "signal_itself.py SIGUSR1",
-    "starts_workers.py",
     "trains_in_thread.py",
 )
 
 
 def _marked(case: Case) -> Any:
-    is_slow = any(name in " ".join(case.words) for name in _SLOW)
+    is_slow = any(name in str(case) for name in _SLOW)
     marks = [with_plain_run(str(case)), *[pytest.mark.slow] * is_slow, *[pytest.mark.cold] * case.is_cold]
     return pytest.param(case, id=str(case), marks=marks)
 

@@ -21,7 +21,6 @@ _NAMES = (
     "interrupted.py",
     "looks_at_modules.py",
     "own_modes.py",
-    "own_profiler.py",
     "process_state.py",
     "runs_out_of_memory.py late",
     "runs_out_of_memory.py retried",

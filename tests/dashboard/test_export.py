@@ -174,26 +174,25 @@ def test_room_on_the_device() -> None:
 
 
 @pytest.mark.usefixtures("without_plotly")
-@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_names_are_text(name: str) -> None:
+def test_hostile_names_are_text() -> None:
     """No name of a recording becomes an element, an attribute, a script or a direction of writing; long ones end."""
-    plain, page = export_html(hostile_trace("plain")), export_html(hostile_trace(name))
-    read = Read(page)
-    assert len(read.scripts) == 3
-    assert read.scripts[1:] == Read(plain).scripts[1:]
+    plain = export_html(hostile_trace("plain"))
     known = {(tag, attribute) for tag, attributes in Read(plain).elements for attribute in (*attributes, "")}
-    found = {(tag, attribute) for tag, attributes in read.elements for attribute in (*attributes, "")}
-    assert found <= known | {("span", "title")}
-    assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x1b]", page)
-    assert len(page) < 3 * len(plain) + 100_000
-    shown = json.dumps(read.figures())
-    assert "<img" not in shown
-    assert "<script" not in shown
-    assert "<a href" not in shown
+    for name in HOSTILE:
+        page = export_html(hostile_trace(name))
+        read = Read(page)
+        assert len(read.scripts) == 3, name
+        assert read.scripts[1:] == Read(plain).scripts[1:], name
+        found = {(tag, attribute) for tag, attributes in read.elements for attribute in (*attributes, "")}
+        assert found <= known | {("span", "title")}, name
+        assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x1b]", page), name
+        assert len(page) < 3 * len(plain) + 100_000, name
+        shown = json.dumps(read.figures())
+        assert not any(markup in shown for markup in ("<img", "<script", "<a href")), name
 
 
 @pytest.mark.usefixtures("without_plotly")
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     name=st.text(min_size=1, max_size=40).filter(lambda name: bool(name.splitlines()) and bool(name.splitlines()[0]))
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,37 +34,7 @@ def test_a_block_is_filled_with_what_its_commands_print(tmp_path: Path) -> None:
     )
 
 
-def test_a_long_output_is_cut_where_asked(tmp_path: Path) -> None:
-    """What is left out of an output is counted."""
-    page = "```console\n$ printf 'a\\nb\\nc\\nd\\n'\n```\n"
-    assert (
-        console.filled(page, tmp_path, 2) == "```console\n$ printf 'a\\nb\\nc\\nd\\n'\na\nb\n... (2 lines more)\n```\n"
-    )
-
-
 def test_a_command_that_fails_breaks_the_build(tmp_path: Path) -> None:
     """A page whose command fails is not built with the failure in it."""
     with pytest.raises(RuntimeError, match="exit 3 ended with status 3:\nsaid"):
         console.filled("```console\n$ echo said; exit 3\n```\n", tmp_path)
-
-
-def test_commands_find_the_programs_of_this_environment(tmp_path: Path) -> None:
-    """What a page runs is the memprof that is being documented."""
-    found = Path(console.printed("command -v memprof", tmp_path).strip())
-    assert found.parent == Path(sys.executable).parent
-
-
-@pytest.mark.parametrize(
-    ("expected", "output", "is_same"),
-    [
-        ("peak 1.00 MiB in ...", "peak 1.00 MiB in forward\n", True),
-        ("peak 1.00 MiB in ...", "peak 2.00 MiB in forward\n", False),
-        ("...\nlast", "first\nsecond\nlast\n", True),
-        ("...\nlast", "first\nlast\nbehind\n", False),
-        ("", "", True),
-        ("", "something\n", False),
-    ],
-)
-def test_dots_stand_for_what_differs_from_run_to_run(expected: str, output: str, is_same: bool) -> None:
-    """An output is compared word for word, but for three dots, which stand for anything."""
-    assert (console.difference(console.Entry("command", expected), output) == "") is is_same

@@ -98,11 +98,6 @@ def test_python_that_stands_alone_runs(snippet: Snippet, tmp_path: Path) -> None
     assert done.status == 0, f"{snippet.place}\n{done.errors}"
 
 
-def test_some_python_runs() -> None:
-    """There are blocks that stand alone."""
-    assert any(snippet.runs_alone() for snippet in SNIPPETS)
-
-
 def test_the_page_of_python_has_every_public_name() -> None:
     """Each name of ``memprof.__all__`` is in the table of docs/python.md, and the table names no other."""
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

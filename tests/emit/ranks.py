@@ -21,7 +21,7 @@ from memprof.policies.runtime.job import Job
 from tests.emit.running import loop_in, lowest_peak
 from tests.policies.faces import load_job
 
-STEPS = 6
+STEPS = 4
 
 
 def emitted(text: str, rank: int) -> dict[str, Any]:
@@ -78,6 +78,7 @@ def main() -> None:
     emitted_path, plan, to = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    gc.freeze()  # torch's own objects, all of which each recording would search for models
     rank = dist.get_rank()
     tempfile.tempdir = tempfile.mkdtemp()  # a folder of this rank's own for its recordings
     found = {"applied": applied(plan)}

@@ -50,6 +50,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow  # torchrun, and two trainings in each rank
 def test_ranks_train_as_under_memprof(ranks: list[dict[str, Any]]) -> None:
     """Each rank's losses are equal to the bit, and those of the two differ: they have batches of their own."""
     for found in ranks:
@@ -57,6 +58,7 @@ def test_ranks_train_as_under_memprof(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["emitted"]["losses"] != ranks[1]["emitted"]["losses"]
 
 
+@pytest.mark.slow  # torchrun, and two trainings in each rank
 def test_each_rank_holds_its_half(ranks: list[dict[str, Any]]) -> None:
     """The parts of parameters are as large as memprof's, and the peak is the same to the byte.
 

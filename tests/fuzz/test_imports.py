@@ -15,7 +15,7 @@ from tests.fuzz.limits import bounded_memory, outcome
 from tests.trace.importers.test_kineto import job
 from tests.trace.importers.writing import small_job
 
-_CASES = 250
+_CASES = 120
 _MARK = "memprof-was-run"
 
 #: What stands where something else belongs, in snapshots.

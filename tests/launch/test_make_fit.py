@@ -118,7 +118,10 @@ def fitted(budget: str | int, kind: Callable[[], nn.Module] = Net, steps: int = 
 
 @pytest.mark.parametrize("options", [{"allow": ["checkpoint"]}, {}], ids=["checkpoint", "default"])
 def test_job_fits_and_computes_the_same(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """The peak measured is within the budget; losses and parameters are equal to the bit, dropout and all."""
+    """The peak measured is within the budget; losses and parameters are equal to the bit, dropout and all.
+
+    `undo` leaves the model as it was.
+    """
     plain, before, _ = train(lambda *_: None)
     losses, after, fit = fitted("60%", **options)
     assert losses == plain
@@ -133,11 +136,6 @@ def test_job_fits_and_computes_the_same(options: dict[str, Any], capsys: pytest.
     # Later steps on a CPU are not monitored, and the message says so.
     assert "not monitored" in said
     assert fit.predicted_bytes == pytest.approx(fit.measured_bytes, rel=0.02)
-
-
-def test_undo_takes_the_plan_back() -> None:
-    """`undo` leaves the model as it was."""
-    _, _, fit = fitted("60%", allow=["checkpoint"])
     model = fit.job.model
     assert is_changed(model)
     fit.undo()

@@ -74,13 +74,6 @@ def test_recording_under_way_is_never_taken(folder: Path) -> None:
         claim_output(TARGET, Settings(output=output, force=True))
 
 
-def test_same_number_is_not_the_same_process(folder: Path) -> None:
-    """A process that began after the recording only got its parent's number."""
-    output = folder / "run.memprof"
-    leave_spool(output, os.getpid(), started_s=1.0)
-    claim_output(TARGET, Settings(output=output, force=True))
-
-
 def test_ended_process_is_not_running(folder: Path) -> None:
     """A process that has ended, even if not waited for, does not own a spool."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:

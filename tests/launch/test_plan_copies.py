@@ -8,48 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.plan_file import write_plan
-from memprof.policies.swap.policy import Swap
 from memprof.trace.store import Trace
-
-SNAPSHOTS = """
-import torch
-torch.manual_seed(0)
-class Language(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.drop, self.encoder = torch.nn.Dropout(0.2), torch.nn.Embedding(50, 32)
-        self.rnn, self.decoder = torch.nn.LSTM(32, 32), torch.nn.Linear(32, 50)
-    def forward(self, x, hidden):
-        out, hidden = self.rnn(self.drop(self.encoder(x)), hidden)
-        return torch.log_softmax(self.decoder(out).view(-1, 50), dim=1), hidden
-text, criterion = torch.randint(50, (29, 8)), torch.nn.NLLLoss()
-model = Language()
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-def start():
-    return torch.zeros(1, 8, 32), torch.zeros(1, 8, 32)
-def evaluate(model):
-    model.eval()
-    with torch.no_grad():
-        return criterion(model(text[:-1], start())[0], text[1:].view(-1)).item()
-best = None
-for epoch in range(2):
-    model.train()
-    hidden = start()
-    for first in range(0, 28, 7):
-        optimizer.zero_grad()
-        output, hidden = model(text[first:first + 7], tuple(each.detach() for each in hidden))
-        criterion(output, text[first + 1:first + 8].reshape(-1)).backward()
-        optimizer.step()
-    loss = evaluate(model)
-    print(epoch, loss)
-    if best is None or loss < best:
-        torch.save(model, "model.pt")
-        best = loss
-again = torch.load("model.pt", weights_only=False)
-print(best == evaluate(again), "forward" in vars(again))
-"""
 
 IN_TURN = """
 import copy, torch
@@ -84,30 +43,6 @@ def run(folder: Path, script: str, *flags: str) -> tuple[str, str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--checkpoint", "rnn,decoder"),
-        pytest.param(("--swap", ".:disk"), marks=pytest.mark.slow),
-        pytest.param(("--swap", "parameters:disk"), marks=pytest.mark.slow),
-        pytest.param(("--swap", "optimizer:disk", "--optimizer", "in-backward"), marks=pytest.mark.slow),
-        pytest.param(("--remat", "1GiB"), marks=pytest.mark.slow),
-    ],
-    ids=" ".join,
-)
-def test_a_model_saved_after_each_epoch(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """torch.save(model) under a plan saves what is the job's own model, and the job prints what it prints plain."""
-    plain, _ = run(tmp_path, SNAPSHOTS)
-    assert plain.endswith("True False\n")
-    if flags[1] in ("parameters:disk", "optimizer:disk"):
-        what = flags[1].partition(":")[0]
-        swap = Swap(modules=("**",), what=what, to="disk", minimum_bytes=1)  # no flag says how small
-        write_plan(tmp_path / "plan.toml", Plan((swap,)))
-        flags = ("--plan", "plan.toml", *flags[2:])
-    planned, _ = run(tmp_path, SNAPSHOTS, *flags)
-    assert planned == plain
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from memprof.launch.parent import speed
 from memprof.launch.parent.speed import machine_speed, measure_speed
 from memprof.machines.host_limits import HostLimit
 from memprof.trace.assemble.describe import read_speed
-from memprof.trace.manifest import Machine, Manifest, Speed
+from memprof.trace.manifest import Speed
 from memprof.trace.store import Trace
 from tests.clocks import Clock
 
@@ -142,13 +142,3 @@ def test_damaged_speed_is_no_speed(tmp_path: Path, text: str) -> None:
     (tmp_path / "speed.json").write_text(text)
     assert read_speed(tmp_path, {"returncode": 0}) == Speed()
     assert read_speed(tmp_path, None) == Speed()
-
-
-def test_old_traces_open_without_a_speed() -> None:
-    """A manifest written before speeds were measured reads as one whose speed is unknown."""
-    old = Manifest.from_json({"machine": {"device_name": "AMD EPYC", "cores": 2}})
-    assert old.machine == Machine(device_name="AMD EPYC", cores=2)
-    assert old.machine.speed == Speed()
-    kept = Manifest(machine=Machine(speed=Speed(memory_bytes_per_us=3.0)))
-    assert Manifest.from_json(json.loads(json.dumps(kept.to_json()))) == kept
-    assert Trace.open(Path(__file__).parents[1] / "trace/golden/schema-1.memprof").manifest.machine.speed == Speed()

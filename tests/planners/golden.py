@@ -24,18 +24,18 @@ _SMALL = {
     "small unet": lambda: graphs.unet(2),
     "small random": lambda: graphs.random_graph(8, seed=11),
 }
-_SOLVED = ("checkmate", "auto")
-_SLOW = (*_SOLVED, "chain")
+SOLVED = ("checkmate", "auto")
+_SLOW = (*SOLVED, "chain")
 
 #: Steps, budgets as shares of the recorded peak, and the planners that take too long there.
 _CASES: dict[str, tuple[tuple[float, ...], tuple[str, ...]]] = {
     "gpt": ((0.7,), _SLOW),
-    "resnet": ((0.6,), _SOLVED),
-    "lstm": ((0.8, 0.1), _SOLVED),
-    "uneven chain": ((0.8, 0.5, 0.1), _SOLVED),
-    "unet": ((0.8, 0.6), _SOLVED),
-    "residual": ((0.7, 0.1), _SOLVED),
-    "random": ((0.8, 0.1), _SOLVED),
+    "resnet": ((0.6,), SOLVED),
+    "lstm": ((0.8, 0.1), SOLVED),
+    "uneven chain": ((0.8, 0.5, 0.1), SOLVED),
+    "unet": ((0.8, 0.6), SOLVED),
+    "residual": ((0.7, 0.1), SOLVED),
+    "random": ((0.8, 0.1), SOLVED),
     **dict.fromkeys(_SMALL, ((0.8, 0.6, 0.1), ())),
 }
 
@@ -56,7 +56,7 @@ def reached(step: str, planner: str) -> dict[str, Figures]:
     share of the step time; without one, the smallest budget that the planner can meet. The deadline is far away:
     results must not depend on the machine's speed.
     """
-    return {f"{share:.0%}": _answer(_graph(step), planner, share) for share in _CASES[step][0]}
+    return {f"{share:.0%}": _answer(graph_named(step), planner, share) for share in _CASES[step][0]}
 
 
 def differences(known: Figures, found: Figures, planner: str) -> list[str]:
@@ -64,12 +64,12 @@ def differences(known: Figures, found: Figures, planner: str) -> list[str]:
 
     Equally good solutions of a mixed-integer program may differ in their peak, which is not compared for them.
     """
-    exact = 1e-6 if planner in _SOLVED else 1e-9
+    exact = 1e-6 if planner in SOLVED else 1e-9
     lines = []
     for name in sorted({*known, *found}):
         before, after = known.get(name), found.get(name)
         if isinstance(before, int | float) and isinstance(after, int | float):
-            if (name == "peak_bytes" and planner in _SOLVED) or math.isclose(
+            if (name == "peak_bytes" and planner in SOLVED) or math.isclose(
                 before, after, rel_tol=exact, abs_tol=exact
             ):
                 continue
@@ -80,7 +80,8 @@ def differences(known: Figures, found: Figures, planner: str) -> list[str]:
 
 
 @cache
-def _graph(step: str) -> Graph:
+def graph_named(step: str) -> Graph:
+    """Returns the graph of a step, read or built once."""
     return graph_of(_SMALL[step]() if step in _SMALL else step_named(step))
 
 

@@ -24,7 +24,7 @@ _BUILDERS = {
     "residual": lambda: graphs.residual(5),
     "random": lambda: graphs.random_graph(30, seed=11),
 }
-STEPS = ("gpt", "resnet", "lstm", *_BUILDERS)
+STEPS = ("gpt", "lstm", *_BUILDERS)
 
 
 @cache

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import graph_of
-from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.bptt import Bptt, policy_for
 from memprof.trace.step import Step
 from tests.planners import graphs
-from tests.planners.promises import STEPS, check_answers, cost_us, peak_bytes, step_named
+from tests.planners.promises import check_answers, peak_bytes, step_named
 
 
 def _recurrent(steps: int) -> Step:
@@ -94,18 +90,9 @@ def test_the_papers_headline() -> None:
     assert 0.30 < more < 0.34
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_every_answer_is_true(name: str) -> None:
-    """On every graph: never over budget, never slower with more, and what it says about the least budget holds."""
-    check_answers(Bptt(), step_named(name))
-
-
-@pytest.mark.parametrize(
-    "step", [_recurrent(12), graphs.chain(100), graphs.residual(12)], ids=["rnn", "long", "blocks"]
-)
-def test_every_answer_about_repeated_parts_is_true(step: Step) -> None:
-    """The same on recurrent steps, on a long chain and on blocks."""
-    check_answers(Bptt(), step, (1.0, 0.7, 0.4, 0.2))
+def test_every_answer_about_a_recurrent_network_is_true() -> None:
+    """Never over budget, never slower with more, and what it says about the least budget holds."""
+    check_answers(Bptt(), _recurrent(12), (1.0, 0.7, 0.4, 0.2))
 
 
 @pytest.mark.parametrize("name", ["gpt", "recurrent", "chain"])
@@ -123,24 +110,3 @@ def test_where_nothing_repeats_it_says_so() -> None:
     found = Bptt().search(ScheduleRequest(graph, peak_bytes(graph) - 1))
     assert found.status == "nothing found"
     assert found.reason == "No part of the step repeats."
-
-
-@given(steps=st.integers(2, 20), percents=st.tuples(*[st.integers(20, 100)] * 2))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_more_memory_is_never_slower(steps: int, percents: tuple[int, int]) -> None:
-    """Of two budgets for one recurrent network, the larger never leads to the slower schedule."""
-    graph = graph_of(_recurrent(steps))
-    small, large = sorted(peak_bytes(graph) * percent // 100 for percent in percents)
-    tight, loose = (Bptt().search(ScheduleRequest(graph, budget)) for budget in (small, large))
-    assert cost_us(graph, loose) <= cost_us(graph, tight)
-    for found, budget in ((tight, small), (loose, large)):
-        assert found.runs is None or replay(graph, found.runs).peak_bytes <= budget
-
-
-def test_a_budget_already_met_costs_nothing() -> None:
-    """A step that fits is returned as it was recorded."""
-    graph = graph_of(graphs.chain(5))
-    found = Bptt().search(ScheduleRequest(graph, peak_bytes(graph)))
-    assert found.status == "optimal"
-    assert found.runs is not None
-    assert np.array_equal(found.runs, as_recorded(graph))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+import itertools
+
 import pytest
 
 from memprof.planners.base import ScheduleRequest
@@ -15,13 +16,7 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.planners import graphs
 
-BUILT = {
-    "chain": graphs.chain(20),
-    "uneven chain": graphs.uneven_chain(15, 3),
-    "unet": graphs.unet(3),
-    "residual": graphs.residual(5),
-    "random": graphs.random_graph(25, 4),
-}
+BUILT = (graphs.uneven_chain(15, 3), graphs.unet(3), graphs.residual(5), graphs.random_graph(25, 4))
 
 
 def fork() -> Step:
@@ -67,22 +62,20 @@ def test_classes_are_joined_on_eviction_and_never_split() -> None:
     assert costs.cost_us(2) == 4.0 + 2.0 + 8.0
 
 
-@pytest.mark.parametrize("name", BUILT)
 @pytest.mark.parametrize("heuristic", HEURISTICS)
-def test_the_budget_is_never_exceeded(name: str, heuristic: str) -> None:
+def test_the_budget_is_never_exceeded(heuristic: str) -> None:
     """Whatever the budget, a schedule that comes back replays within it."""
-    graph = graph_of(BUILT[name])
-    peak = replay(graph, as_recorded(graph)).peak_bytes
-    for percent in range(30, 100, 7):
+    for step, percent in itertools.product(BUILT, range(30, 100, 14)):
+        graph = graph_of(step)
+        peak = replay(graph, as_recorded(graph)).peak_bytes
         budget = peak * percent // 100
         runs = Simulation(ScheduleRequest(graph, budget), budget, heuristic).runs()
         assert runs is None or replay(graph, runs).peak_bytes <= budget
 
 
-@pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
-def test_it_works_on_every_recorded_sample(sample: str) -> None:
-    """At 80 % of the peak each sample has a schedule that fits, as fast as the fastest of the four heuristics."""
-    graph = graph_of(Trace.open(f"sample_traces/{sample}/run.memprof").steady_step())
+def test_the_fastest_of_the_heuristics_is_kept() -> None:
+    """At 80 % of the peak a recorded step has a schedule that fits, as fast as the fastest of the four heuristics."""
+    graph = graph_of(Trace.open("sample_traces/lstm/run.memprof").steady_step())
     task = ScheduleRequest(graph, replay(graph, as_recorded(graph)).peak_bytes * 80 // 100)
     found = Dtr().search(task)
     assert found.runs is not None
@@ -90,22 +83,3 @@ def test_it_works_on_every_recorded_sample(sample: str) -> None:
     assert done.peak_bytes <= task.budget_bytes
     single = [Simulation(task, task.budget_bytes, heuristic).runs() for heuristic in HEURISTICS]
     assert done.extra_us == min(replay(graph, runs).extra_us for runs in single if runs is not None)
-
-
-def test_a_budget_that_is_met_changes_nothing() -> None:
-    """The step as recorded comes back, as optimal."""
-    graph = graph_of(graphs.chain(10))
-    found = Dtr().search(ScheduleRequest(graph, replay(graph, as_recorded(graph)).peak_bytes))
-    assert found.status == "optimal"
-    assert np.array_equal(found.runs, as_recorded(graph))
-
-
-def test_what_one_operator_needs_cannot_be_undercut() -> None:
-    """Below the largest operator's own bytes it is infeasible, and the budget named is one that does."""
-    graph = graph_of(fork())
-    found = Dtr().search(ScheduleRequest(graph, 200))
-    assert found.status == "infeasible"
-    assert found.runs is None
-    again = Dtr().search(ScheduleRequest(graph, found.least_bytes))
-    assert again.runs is not None
-    assert replay(graph, again.runs).peak_bytes <= found.least_bytes

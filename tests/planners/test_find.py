@@ -103,13 +103,6 @@ def test_graph_from_arrays_has_a_schedule_and_no_plan() -> None:
     assert found.plan is None
 
 
-def test_every_planner_says_what_it_is() -> None:
-    """Names are unique; each planner has a source and a summary."""
-    kinds = planner_types()
-    assert len({kind.name for kind in kinds}) == len(kinds)
-    assert all(kind.source and kind.summary for kind in kinds)
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [({"planner": "greedy"}, "unknown planner 'greedy'"), ({"budget_bytes": 0}, "must be positive")],

@@ -28,7 +28,7 @@ def test_an_error_is_expected_of_every_plan_that_has_the_policies() -> None:
 
 def test_a_search_leaves_room_where_the_error_was_seen_and_nowhere_else() -> None:
     """At a budget that bf16 just meets it is not found any more once it took more; what swaps is found as before."""
-    step = recorded("gpt")
+    step = recorded("shared")
     search_request = SearchRequest(10**12, allow=("precision", "swap"), time_limit_s=60, is_checked=True)
     peak = explore(step, dataclasses.replace(search_request, budget_bytes=1)).recorded.peak_bytes
     search_request = dataclasses.replace(search_request, budget_bytes=int(0.75 * peak))

@@ -396,18 +396,6 @@ def test_reserved_bytes_are_modelled_for_plans_that_matter() -> None:
     assert len(modelled) == len(set(modelled)) < len(bench.archive)
 
 
-@pytest.mark.slow
-def test_a_lower_budget_has_no_faster_plan(tmp_path: Path) -> None:
-    """Moving all of the optimizer's state is slower than another plan here, moving a part of it is not."""
-    script = str(Path(__file__).parents[2] / "lab" / "benchmarks" / "jobs" / "searched.py")
-    words = ("--dry-run", "--device", "rtx4090", script, "unet", "--scale", "4", "--device", "cuda")
-    step = record(tmp_path, *words).trace.fullest_step()
-    peak = int(live_bytes(step).during.max())
-    found = [explore(step, SearchRequest(peak * percent // 100)).best for percent in (65, 62)]
-    higher, lower = (one.step_time_us for one in found if one is not None)
-    assert higher < lower
-
-
 def test_fewer_copies_at_a_time_make_what_is_moved_fit() -> None:
     """Options move with as many copies as hide them best; where nothing else fits, with fewer."""
     recorded = step_named("gpt")

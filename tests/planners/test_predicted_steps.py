@@ -29,20 +29,15 @@ def predicted(policy: Policy) -> Step:
 @pytest.mark.parametrize("planner", ["sqrt", "bptt", "chain", "dtr"])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_a_schedule_of_a_predicted_step_is_one_of_the_step(policy: Policy, planner: str) -> None:
-    """It is found, or its absence explained; a schedule has the peak that its replay has, and every tensor it reads."""
+    """It is found, by the chain planner always, or its absence explained; its replay has the promised peak, and every
+    tensor it reads is there.
+    """
     step = predicted(policy)
     start, peak = step.bytes_at_start(), int(live_bytes(step).during.max())
     found = find_plan(step, start + (peak - start) * 8 // 10, planner=planner, time_limit_s=10)
     scheduled = found.scheduled()
     assert found.reason
+    assert scheduled is not None or planner != "chain"
     if scheduled is not None:
         scheduled.check_lives()
         assert int(live_bytes(scheduled).during.max()) == found.schedule_peak_bytes
-
-
-def test_some_of_them_have_one() -> None:
-    """The cases above do hold schedules of both steps."""
-    for policy in POLICIES:
-        step = predicted(policy)
-        start, peak = step.bytes_at_start(), int(live_bytes(step).during.max())
-        assert find_plan(step, start + (peak - start) * 8 // 10, planner="chain").runs is not None

@@ -18,7 +18,7 @@ from memprof.planners.graph.writing import make_on_demand
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from tests.planners.graphs import chain, random_graph, residual, unet, uneven_chain
+from tests.planners.graphs import chain, random_graph
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 
@@ -62,13 +62,6 @@ def test_any_choice_of_dropped_values_can_be_replayed(seed: int, operators: int)
     graph = graph_of(step)
     done = replay(graph, make_on_demand(graph, some_dropped(graph, seed)))
     assert np.array_equal(live_bytes(scheduled_step(step, graph, done.runs)).during, done.during_bytes)
-
-
-@pytest.mark.parametrize("step", [chain(12), uneven_chain(12, 1), unet(3), residual(4)], ids=range(4))
-def test_nothing_dropped_is_the_step_itself(step: Step) -> None:
-    """Without a dropped value nothing runs twice."""
-    graph = graph_of(step)
-    assert np.array_equal(make_on_demand(graph, np.zeros(graph.values, dtype=bool)), as_recorded(graph))
 
 
 def test_repeats_use_no_storage_without_bytes() -> None:

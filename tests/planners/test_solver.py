@@ -26,9 +26,3 @@ def test_what_the_solver_prints_is_discarded(
     told = capfd.readouterr()
     assert told.out == "the answer\n"
     assert not told.err
-
-
-def test_it_solves() -> None:
-    """The largest whole x with 2 x <= 7 is 3."""
-    done = solver.solve(np.array([-1.0]), [(np.array([[2.0]]), -np.inf, 7.0)], (0, 10), np.array([1]))
-    assert done.x.tolist() == [3.0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
-import math
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,26 +28,19 @@ from memprof.policies.accumulate.split import micro_batches, split_batch
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan
-from memprof.policies.registry import policy_type
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import cell_of_body
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.steps.batches import batch_size
-from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.policies import faces
-from tests.policies.faces import peaks, record_step, train
+from tests.policies.faces import peaks, record_step
 
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Step]:
     return {name: faces.recorded(name) for name in ("shared", "unet", "lstm")}
-
-
-def columns(step: Step) -> list[bytes]:
-    tables = [value for value in vars(step).values() if isinstance(value, Table)]
-    return [getattr(table, column.name).tobytes() for table in tables for column in table.columns()]
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
@@ -59,15 +51,6 @@ def test_a_number_that_splits_nothing_is_refused(number: Any) -> None:
     """Invalid settings are refused at construction, with a valid example."""
     with pytest.raises(PolicyError, match="whole number of 2 or more"):
         Accumulate(micro_batches=number)
-
-
-def test_the_flag_is_the_number() -> None:
-    """--accumulate 4 is four micro-batches; anything else is refused with an example."""
-    assert Accumulate.from_flag("4") == Accumulate(micro_batches=4)
-    assert Accumulate(4).describe() == "accumulate 4 micro-batches"
-    assert policy_type("accumulate") is Accumulate
-    with pytest.raises(PolicyError, match="write --accumulate 4"):
-        Accumulate.from_flag("many")
 
 
 # -- prediction -------------------------------------------------------------------------------------------------------
@@ -85,13 +68,6 @@ def test_a_run_lies_within_the_bounds_of_the_estimate(recorded: dict[str, Step],
     assert predicted.ops.flops.sum() == pytest.approx(recorded[job].ops.flops.sum(), rel=0.001 if parts != 5 else 0.3)
     for policy in (Checkpoint(modules=(".",)), Swap(modules=(".",), to="disk")):
         Plan((*plan.policies, policy)).transform(recorded[job]).check()
-
-
-def test_the_recorded_step_stays(recorded: dict[str, Step]) -> None:
-    """A transform is pure: not a byte of its input changes."""
-    before = columns(recorded["lstm"])
-    Accumulate(3).transform(recorded["lstm"])
-    assert columns(recorded["lstm"]) == before
 
 
 def test_the_batch_is_found(recorded: dict[str, Step]) -> None:
@@ -340,48 +316,6 @@ def test_training_is_that_of_the_whole_batch(loop: str) -> None:
     run(parted, loop)
     assert plain.updates == parted.updates == 3
     torch.testing.assert_close(parted.weights(), plain.weights(), rtol=1e-4, atol=1e-5)
-
-
-def test_gradients_of_a_recorded_job_are_those_of_the_whole_batch() -> None:
-    """After three steps of a model with shared weights, parameters agree to 1e-4 of the learning rate's scale."""
-    plain, parted = train("shared"), train("shared", Plan((Accumulate(4),)))
-    assert len(parted.losses) == 12
-    for name, value in plain.state.items():
-        torch.testing.assert_close(parted.state[name], value, rtol=1e-3, atol=2e-4)
-    for step in range(3):
-        assert math.fsum(parted.losses[4 * step : 4 * step + 4]) / 4 == pytest.approx(plain.losses[step], rel=1e-4)
-
-
-def test_a_scheduler_of_every_batch_moves_once_a_batch() -> None:
-    """An LR scheduler that steps in the loop sees as many batches as before, made before or after apply."""
-    for made_before in (True, False):
-        setup = Setup()
-        if made_before:
-            scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5)
-        Accumulate(4).apply(setup.job)
-        if not made_before:
-            scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5)
-        run(setup, "plain", scheduler)
-        assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**3)
-        setup.job.undo()
-
-
-def test_a_loop_that_accumulates_already_goes_on_doing_so() -> None:
-    """A step() every second batch stays one update of two batches."""
-    weights = []
-    for parts in (1, 2):
-        setup = Setup()
-        setup.loader = DataLoader(setup.loader.dataset, batch_size=6, drop_last=True)
-        if parts > 1:
-            Accumulate(parts).apply(setup.job)
-        for number, batch in enumerate(setup.loader):
-            (setup.loss(batch) / 2).backward()
-            if number % 2 == 1:
-                setup.optimizer.step()
-                setup.optimizer.zero_grad()
-        assert setup.updates == 2
-        weights.append(setup.weights())
-    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("ahead", [2, 4])

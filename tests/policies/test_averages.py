@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import memprof
 from memprof.policies.plan.plan import Plan
@@ -16,61 +14,6 @@ from tests.policies.loops import CHANGES, Loop, Net, each_change, policy_of
 
 #: Those that leave every number as it is, to the bit.
 EXACT = tuple(flag for flag in CHANGES if flag.startswith(("checkpoint", "swap", "remat", "optimizer=in-backward")))
-
-
-@each_change
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("how", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.5)}], ids=["swa", "ema"])
-def test_averaged_model(loop: Any, how: dict[str, Any], is_late: bool) -> None:
-    """torch's AveragedModel, made before the first step or after, averages the weights that the model had."""
-    one = loop(applied=False)
-    averaged = None if is_late else AveragedModel(one.model, **how)
-    one.apply()
-    if is_late:
-        one.train()
-        averaged = AveragedModel(one.model, **how)
-    assert averaged is not None
-    history = []
-    for _ in range(3):
-        one.train()
-        averaged.update_parameters(one.model)
-        history.append(one.model.state_dict()["head.weight"].float().clone())
-    wanted = history[0]
-    for number, weights in enumerate(history[1:], start=1):
-        wanted = torch.lerp(wanted, weights, 0.5 if how else 1 / (number + 1))
-    assert torch.allclose(averaged.module.head.weight.float(), wanted, atol=1e-6)
-    update_bn([one.x], averaged)
-    assert torch.isfinite(averaged(one.x)).all()
-
-
-@each_change
-def test_average_over_parameters(loop: Any) -> None:
-    """A loop over parameters() after the update reads the weights, wherever the plan keeps them."""
-    one = loop(applied=False)
-    averages = copy.deepcopy(one.model)
-    one.apply()
-    one.train(batches=2)
-    with torch.no_grad():
-        for average, parameter in zip(averages.parameters(), one.model.parameters(), strict=True):
-            average.copy_(parameter)
-    for (name, average), value in zip(averages.named_parameters(), one.plain().parameters(), strict=True):
-        assert torch.equal(average, value), name
-
-
-@each_change
-def test_going_back(loop: Any) -> None:
-    """State loaded into the model and the optimizer takes effect: the step after it ends where it ended before."""
-    one = loop()
-    one.train()
-    model, optimizer = copy.deepcopy(one.model.state_dict()), copy.deepcopy(one.optimizer.state_dict())
-    one.train()
-    wanted = copy.deepcopy(one.model.state_dict())
-    one.train()
-    one.model.load_state_dict(model)
-    one.optimizer.load_state_dict(optimizer)
-    one.train()
-    for key, value in one.model.state_dict().items():
-        assert torch.equal(value, wanted[key]), key
 
 
 @pytest.mark.parametrize("flag", EXACT)
@@ -116,16 +59,6 @@ def test_copies_trained_in_turn(flag: str) -> None:
         job.undo()
     assert [type(model) for model in models] == [Net] * 3
     one.train()
-
-
-def test_weights_of_the_jobs_own_in_short_precision() -> None:
-    """functional_call with float32 weights computes with them, where the model's own are in bfloat16."""
-    model, x = torch.nn.Linear(16, 4), torch.ones(2, 16)
-    job = memprof.apply(Plan((policy_of("precision=pure-bf16"),)), model, torch.optim.SGD(model.parameters(), lr=0.1))
-    weights = {name: torch.full(value.shape, 1.001) for name, value in model.named_parameters()}
-    result = torch.func.functional_call(model, weights, (x,))
-    job.undo()
-    assert torch.equal(result, torch.func.functional_call(model, weights, (x,)))
 
 
 def test_gradients_are_clipped_without_what_is_out() -> None:

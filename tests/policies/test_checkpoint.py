@@ -13,7 +13,6 @@ import memprof
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.checkpoint.second_forward import Arguments
-from memprof.policies.checkpoint.sequential import split
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
@@ -125,18 +124,6 @@ def test_under_autocast_a_module_called_twice_runs_again_with_its_matmuls_kept(t
     assert peaks(checkpoint.transform(steps[0])) == peaks(steps[1])
 
 
-def test_transform_leaves_the_step_as_it_was():
-    """The recorded step can be asked again after a prediction."""
-    step = recorded("gpt")
-    before = [step.storages.freed_op_id.copy(), step.uses.storage_id.copy(), step.saved.forward_op_id.copy()]
-    length = len(step.ops)
-    Checkpoint.from_flag("layers.* keep=matmul").transform(step).check()
-    after = [step.storages.freed_op_id, step.uses.storage_id, step.saved.forward_op_id]
-    assert len(step.ops) == length
-    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
-    step.check()
-
-
 def test_what_runs_again_is_marked():
     """Recomputed operators are marked: in backward, of their module, and they lengthen the step."""
     step = recorded("gpt")
@@ -159,17 +146,6 @@ def test_random_state_is_kept_for_each_call():
     states = storages.take(forward & (storages.allocated_bytes == 5056))
     assert len(states) == 4
     assert np.all(predicted.ops.phase[states.freed_op_id] == "backward")
-
-
-def test_undo_gives_the_model_back():
-    """After undo the modules have no forward of ours and compute as before."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))
-    for policy in (Checkpoint(modules=("*", "**")), Checkpoint(segments=2)):
-        job = Job(model)
-        policy.apply(job)
-        assert any("forward" in module.__dict__ for module in model.modules())
-        job.undo()
-        assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 class Greedy(nn.Module):
@@ -209,15 +185,6 @@ def test_arguments_of_every_shape_pass_through():
         found.append([one.grad, options["bias"].grad, *(p.grad for p in model.parameters())])
         job.undo()
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-def test_errors_of_the_model_come_through_as_they_are():
-    """An exception in forward is the user's own."""
-    model, options = make_greedy()
-    model.fails = True
-    Checkpoint(modules=("",)).apply(Job(model))
-    with pytest.raises(KeyError, match="mine"):
-        model((torch.ones(2, 4), torch.ones(2, 4)), seen=[], options=options)
 
 
 def test_evaluation_is_left_alone():
@@ -351,11 +318,6 @@ def test_running_statistics_move_once():
         found[-1].update({name: p.grad for name, p in model.named_parameters()})
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
-
-
-def test_segments_are_even():
-    """Seven modules in three segments are 3, 2 and 2."""
-    assert split(7, 3) == [(0, 3), (3, 5), (5, 7)]
 
 
 class _Keys:

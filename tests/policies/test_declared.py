@@ -6,16 +6,14 @@ import pytest
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.base import NUMERICS, SOURCES, Candidates, Policy
+from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.evict.victims import HEURISTICS
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.interval import time_interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
 from memprof.policies.shard.policy import Shard
-from memprof.policies.swap.policy import Swap
 from memprof.policies.swap.records import find_records
 from tests.building import Op, Storage, make_step
 
@@ -33,36 +31,12 @@ def test_a_policy_declares_its_effect_and_its_errors(kind: type[Policy]) -> None
     assert policy.describe().startswith(("swap", kind.name, "precision"))
 
 
-def test_state_in_eight_bits_is_approximate() -> None:
-    """Its updates differ by more than rounding, unlike those of another loop."""
-    assert OptimizerPolicy(state="8bit").numerics == "approximate"
-    assert OptimizerPolicy(loop="fused").numerics == OptimizerPolicy(in_backward=True).numerics == "rounding"
-
-
-def test_recomputing_and_moving_change_no_number() -> None:
-    """Plans of these policies are shown as bit-identical."""
-    for policy in (Checkpoint.from_flag("layers.*"), Swap.from_flag("layers.*"), Remat.from_flag("8GiB")):
-        assert Plan((policy,)).policies[0].numerics == "none"
-
-
 def test_times_of_micro_batches_have_bounds() -> None:
     """They are estimates: a step of 1 ms lasts from 0.7 to 1.5 ms."""
     step = make_step([Op(makes=["a"])], [Storage("a", 64)])
     interval = time_interval_of([Accumulate(2)], step, 1000.0)
     assert interval is not None
     assert interval.bounds == pytest.approx([700.0, 1500.0])
-
-
-def test_a_policy_without_candidates_has_none_of_either_kind() -> None:
-    """Both parts can be gone through."""
-    assert Candidates().whole_step == ()
-    assert list(Candidates().unsuitable.items()) == []
-
-
-@pytest.mark.parametrize("heuristic", ["eq-class", "msps"])
-def test_remat_accepts_the_heuristics_that_evict_has(heuristic: str) -> None:
-    """Those of Dynamic Tensor Rematerialization and Capuchin."""
-    assert Remat(budget="8GiB", heuristic=heuristic).heuristic in HEURISTICS
 
 
 @pytest.mark.parametrize("heuristic", ["", "MSPS", "lru", "full"])
@@ -77,12 +51,6 @@ def test_shard_refuses_other_stages(stage: object) -> None:
     """A stage is a whole number from 0 to 3."""
     with pytest.raises(PolicyError, match="invalid stage"):
         Shard(stage=stage, world_size=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_shard_accepts_every_stage(stage: int) -> None:
-    """From copies of everything to parameters in parts."""
-    assert Shard(stage=stage, world_size=2).stage == stage
 
 
 def test_an_update_in_backward_needs_an_optimizer() -> None:

@@ -62,15 +62,6 @@ def test_what_is_locked_or_removed_stays():
     assert victims.choose(10.0) == 2
 
 
-def test_a_candidate_that_no_sample_holds_is_found():
-    """Where everything sampled is locked, all candidates are tried."""
-    chain = Chain(locked=set(range(199)))
-    victims = chain.victims("eq-class")
-    for value in range(200):
-        victims.add(value)
-    assert victims.choose(10.0) == 199
-
-
 def test_values_that_the_job_freed_lead_to_classes():
     """Beside 10, value 11 was freed by the job and 12 and 13 were evicted: all three count, and 14 after 12 is back."""
     chain = Chain(gone={11, 12, 13})

@@ -79,11 +79,6 @@ def test_any_text_and_number_comes_back(patterns: list[str], minimum: int, time_
     assert parse_plan(format_plan(plan)) == plan
 
 
-def test_one_pattern_needs_no_list() -> None:
-    """A list of one may be written as the one."""
-    assert parse_plan("[checkpoint]\nmodules = 'layers.*'") == parse_plan("[checkpoint]\nmodules = ['layers.*']")
-
-
 def test_what_somebody_wrote_is_kept() -> None:
     """Writing a prediction into a plan leaves its lines and comments alone, and replaces an older prediction."""
     mine = "# my plan\n[checkpoint]   # the big ones\nmodules = 'layers.*'\n\n[precision]\ndtype = 'bf16'\n"
@@ -155,11 +150,6 @@ def test_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.toml", PLAN)
     assert read_plan(tmp_path / "plan.toml") == PLAN
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.toml"]
-
-
-def test_plan_without_policies() -> None:
-    """The plan that changes nothing is a file too."""
-    assert parse_plan(format_plan(Plan())) == Plan()
 
 
 def test_reading_needs_neither_torch_nor_tomlkit() -> None:

@@ -29,17 +29,6 @@ def test_a_size_may_be_written_with_its_unit() -> None:
     assert parse_plan("budget = 4096").budget_bytes == 4096
 
 
-def test_older_plans_have_none() -> None:
-    """They open as before, and are written as before."""
-    assert parse_plan("[checkpoint]\nmodules = ['layers.*']").budget_bytes is None
-    assert "budget" not in format_plan(Plan((CHECKPOINT,)))
-
-
-def test_more_policies_leave_it_as_it_is() -> None:
-    """Flags on top of a file's policies are for the same budget."""
-    assert PLAN.with_policies([Precision("bf16")]).budget_bytes == PLAN.budget_bytes
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -16,7 +16,6 @@ from memprof.policies.shard.division import Ring, find_units
 from memprof.policies.shard.policy import Shard
 from memprof.policies.shard.predicted_sharding import Timeline
 from memprof.replay.live import alive_at, live_bytes
-from memprof.trace.schema import Table
 from memprof.trace.step import Step
 from tests.building import Module, Op, Storage, make_step
 from tests.policies import faces
@@ -226,22 +225,6 @@ def test_stage_2_keeps_what_it_gathered_until_backward_is_through() -> None:
     assert (Shard(3, 4).transform(mixed_step()).ops.name == "c10d._allgather_base_").sum() == 5
 
 
-def test_split_leaves_a_rank_its_part_of_the_batch(recorded: Step) -> None:
-    """With half of the samples, activations at the peak are half as large, and the states what they were."""
-    keep, split = (Shard(3, 2, batch=batch).transform(recorded) for batch in ("keep", "split"))
-    held = [int(step.storages.allocated_bytes[step.storages.category == "activation"].sum()) for step in (keep, split)]
-    assert held[1] == pytest.approx(held[0] / 2, rel=0.02)
-    assert keep.bytes_at_start() >= split.bytes_at_start() > 0.9 * keep.bytes_at_start()
-
-
-def test_a_single_rank_holds_what_was_recorded(recorded: Step) -> None:
-    """World size 1 leaves the peak and the time as they are."""
-    for stage in range(4):
-        step = Shard(stage=stage, world_size=1).transform(recorded)
-        assert peaks(step) == peaks(recorded)
-        assert step.duration_us == recorded.duration_us
-
-
 def test_more_ranks_hold_less(recorded: Step) -> None:
     """On a recorded GPT the peak falls with the ranks, and so does what lives between steps; that falls by stage too.
 
@@ -261,15 +244,6 @@ def test_more_ranks_hold_less(recorded: Step) -> None:
     for ranks in (2, 4, 64):
         by_stage = [between[stage, ranks] for stage in range(4)]
         assert by_stage == sorted(by_stage, reverse=True)
-
-
-def test_the_recorded_step_stays(recorded: Step) -> None:
-    """A transform is pure."""
-    tables = [value for value in vars(recorded).values() if isinstance(value, Table)]
-    before = [getattr(table, column.name).tobytes() for table in tables for column in table.columns()]
-    for stage in range(4):
-        Shard(stage=stage, world_size=4).transform(recorded)
-    assert before == [getattr(table, column.name).tobytes() for table in tables for column in table.columns()]
 
 
 def test_layers_are_the_units_of_a_transformer(recorded: Step) -> None:

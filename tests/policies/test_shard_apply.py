@@ -160,17 +160,6 @@ def test_an_unmodified_script_holds_what_was_predicted(
         assert (steps[0].ops.kind == "collective").any()
 
 
-@pytest.mark.slow
-def test_too_few_ranks_end_the_job_with_125(tmp_path: Path) -> None:
-    """The sentence says what to write; nothing is recorded."""
-    path = tmp_path / "run.memprof"
-    command = ("record", "-o", str(path), "--shard", "fsdp:4", "--", *TORCHRUN, "-m", "gpt")
-    done = run(sys.executable, "-m", "memprof", *command, cwd=JOBS)
-    assert done.returncode == 125
-    assert "The plan shards over 4 ranks, and this job has 2" in done.stderr
-    assert not path.exists()
-
-
 def test_a_world_size_without_a_shard_is_refused(tmp_path: Path) -> None:
     """It would mean nothing."""
     (tmp_path / "x.py").write_text("")

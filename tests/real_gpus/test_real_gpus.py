@@ -72,11 +72,13 @@ RUNS = {
     # torch 2.9 keeps a workspace of cuBLASLt.
     "encoder_inference": Known(missing=1, peak_error_bytes=-1_048_576, end_error_bytes=-1_048_576),
 }
-#: Runs of half a minute, or of a kind that another one has too.
-SLOW = ("decoder_inference", "decoder_training", "decoder_updates", "gpt_training_autocast", "vit_training_autocast")
+#: A kernel alone, a training, and a process from its start. The others take half a minute, or are of these kinds.
+QUICK = ("attention_alone", "gpt_training", "whole_process")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in RUNS]
+)
 def test_a_dry_run_allocates_what_the_gpu_did(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sizes in the same order, the same peaks of allocated and of reserved bytes."""
     run = json.loads((HERE / "runs" / f"{name}.json").read_text(encoding="utf-8"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -147,20 +145,6 @@ def test_each_way_of_recording_tells_them(tmp_path: Path, mode: str) -> None:
     assert " collect of Sequential" in ended.stderr or " collect of 1" in ended.stderr, ended.stderr
     if mode == "--light":
         assert {"collect", "evaluation"} <= set(ended.trace.table(ModulePeaks).phase)
-
-
-def test_losses_are_those_of_the_plain_run(tmp_path: Path) -> None:
-    """With phases that are named, evaluated, saved and loaded."""
-    ended = record_script(tmp_path, JOB)
-    plain = subprocess.run(
-        [sys.executable, "job.py"],
-        cwd=tmp_path,
-        env={"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stdout == plain.stdout != ""
 
 
 def test_compiled_functions_may_name_phases() -> None:

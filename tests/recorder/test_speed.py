@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from memprof.recorder.profiler.timing import FILE_NAME, measure_cuda, write_device_speed
 from memprof.trace.manifest import Speed
 
@@ -130,14 +128,6 @@ def test_speed_is_written_beside_the_recording(tmp_path: Path) -> None:
     """The process's folder holds the speed, for the one who assembles the trace."""
     write_device_speed(tmp_path, FakeTorch())
     assert Speed.from_json(json.loads((tmp_path / FILE_NAME).read_text())).fp32_flops_per_us > 0
-
-
-def test_jobs_without_a_device_are_not_touched(tmp_path: Path) -> None:
-    """A job that has not used CUDA does not begin to at its end, with a device or without."""
-    write_device_speed(tmp_path, FakeTorch(is_initialized=False))
-    write_device_speed(tmp_path, torch)
-    write_device_speed(tmp_path / "absent", FakeTorch())
-    assert not list(tmp_path.iterdir())
 
 
 def test_device_in_trouble_is_written_down(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from memprof.replay.history import History
 from memprof.replay.live import alive_at, live_bytes
 from memprof.trace.store import Trace
 from tests.building import Op, Storage, make_trace
-from tests.synthetic import make_synthetic, write_synthetic
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*/run.memprof"))
 
@@ -86,14 +85,3 @@ def test_without_operators() -> None:
     """An empty recording is valid."""
     history = History(make_trace([[]], []))
     assert (history.ops, history.total.tolist(), history.categories) == (0, [], ())
-
-
-def test_synthetic_recordings_are_sound(tmp_path: Path) -> None:
-    """The recordings that large scales are measured with replay as real ones do, and a file keeps them."""
-    write_synthetic(tmp_path / "run.memprof", 20_000, layers=4)
-    trace = Trace.open(tmp_path / "run.memprof")
-    history = History(trace)
-    number = trace.recorded_steps[1]
-    np.testing.assert_array_equal(history.total[history.step == number], live_bytes(trace.step(number)).during)
-    assert abs(len(history.size) + (history.freed >= 0).sum() - 20_000) < 1_000
-    assert make_synthetic(20_000, layers=4).keys() == make_synthetic(10, layers=1).keys()

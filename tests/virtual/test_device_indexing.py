@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.virtual.on_a_card import allocated
+from tests.virtual.on_a_card import allocated, allocated_by_each
 
 #: Of each job: what follows START, and the blocks that the H200 took, in bytes rounded up to 512.
 _JOBS = {
@@ -99,12 +99,14 @@ _JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", _JOBS)
-def test_blocks_are_those_of_a_gpu(name: str, tmp_path: Path) -> None:
+def _rounded(sizes: list[int]) -> list[int]:
+    return [-(-size // 512) * 512 for size in sizes]
+
+
+def test_blocks_are_those_of_a_gpu(tmp_path: Path) -> None:
     """The same bytes in the same order."""
-    before, operation, expected = _JOBS[name]
-    found = allocated(f"{before}\nSTART\n{operation}", tmp_path)
-    assert found == [-(-size // 512) * 512 for size in expected]
+    found = allocated_by_each({name: job[:2] for name, job in _JOBS.items()}, tmp_path)
+    assert found == {name: _rounded(expected) for name, (_, _, expected) in _JOBS.items()}
 
 
 #: Of each sort: the tensor, the operation, and the bytes of its results and of what it takes beside them.
@@ -162,12 +164,10 @@ _SORTS = {
 }
 
 
-@pytest.mark.parametrize("name", _SORTS)
-def test_a_sort_takes_what_its_rows_need(name: str, tmp_path: Path) -> None:
+def test_a_sort_takes_what_its_rows_need(tmp_path: Path) -> None:
     """From torch's sources (cuda/SortStable.cu): how rows are sorted depends on how long and how many they are."""
-    tensor, operation, expected = _SORTS[name]
-    found = allocated(f"x = {tensor}\nSTART\n{operation}", tmp_path)
-    assert found == [-(-size // 512) * 512 for size in expected]
+    found = allocated_by_each({name: (f"x = {sort[0]}", sort[1]) for name, sort in _SORTS.items()}, tmp_path)
+    assert found == {name: _rounded(expected) for name, (_, _, expected) in _SORTS.items()}
 
 
 def test_one_head_of_keys_is_not_shared_unless_asked_for(tmp_path: Path) -> None:

@@ -261,6 +261,9 @@ def end(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    if status < 0:  # as the interpreter ends after a KeyboardInterrupt
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(status)
 
 
@@ -330,7 +333,7 @@ def main(address: str, kind: str) -> None:
         status = status_of(error)
     except BaseException as error:  # noqa: BLE001
         show(error)
-        status = 1
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     end(status)
 
 

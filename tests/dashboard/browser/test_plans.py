@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,17 +104,3 @@ def test_hostile_modules_in_plans_are_text(show: Show, serve: Serve, tmp_path: P
     shown.wait_text("#whatif-result", evil[:10])
     assert shown.page.title() == "memprof"
     assert shown.page.evaluate("() => document.querySelectorAll('#panel img, #panel script').length") == 0
-
-
-@pytest.mark.slow
-def test_two_recordings_beside_each_other(show: Show, serve: Serve, tmp_path: Path) -> None:
-    """Without another recording the page says how to choose one; a copy of itself shows that nothing changed."""
-    recorded = SAMPLES / "gpt" / "run.memprof"
-    copy = Path(shutil.copy(recorded, tmp_path / "copy.memprof"))
-    shown = show(serve(recorded, copy), "tab=diff")
-    shown.wait_text("#panel", "compare with")
-    shown.page.goto(shown.served.address("tab=diff&other=1"))
-    shown.wait_text("#panel", "Nothing changed: the peak is 88.92 MiB")
-    shown.page.wait_for_selector("#diff-overlay .scatterlayer .trace", state="attached")
-    shown.wait_text("#diff-parts", "By line of code")
-    shown.wait_text("#diff-category-bars", "No change.")

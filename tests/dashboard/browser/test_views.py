@@ -42,18 +42,6 @@ def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
     assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
 
 
-@pytest.mark.slow
-def test_drawn_peak_is_the_true_peak_in_many_stretches(look: Show, gpt: Served) -> None:
-    """In six ranges of all widths the drawn peak is the true one."""
-    shown = look(gpt)
-    random = np.random.default_rng(5)
-    for width in np.geomspace(6, 3000, 6).astype(int).tolist():
-        first = int(random.integers(0, 3072 - width))
-        shown.go(first=first, end=first + width)
-        shown.wait_drawn(first, first + width)
-        assert_true_peak(shown, first, first + width)
-
-
 @pytest.mark.parametrize("sample", ["gpt", "resnet", "lstm"])
 def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
     """In two hundred random ranges of each sample, the highest drawn total is the maximum of the recording."""
@@ -257,20 +245,6 @@ def test_address_restores_the_view(look: Show, gpt: Served) -> None:
     shown.wait_text("#live-detail", "storage 7")
 
 
-@pytest.mark.slow
-def test_what_is_seen_is_what_the_address_gives_another(look: Show, show: Show, gpt: Served) -> None:
-    """A view reached by keys opens the same in another browser by its address."""
-    one = look(gpt, "first=0&end=400&at=50")
-    one.wait_cursor(50)
-    one.page.keyboard.press("+")
-    one.page.wait_for_function("() => !location.search.includes('end=400')")
-    one.page.keyboard.press("ArrowRight")
-    one.wait_cursor(51)
-    other = show(gpt, one.page.url.partition("?")[2])
-    other.wait_drawn(one.view.first, one.view.end)
-    other.wait_cursor(51)
-
-
 def test_back_goes_back(look: Show, gpt: Served) -> None:
     """The browser's back button shows what was seen before."""
     shown = look(gpt, "first=0&end=400&at=50")
@@ -463,13 +437,6 @@ def test_what_waits_for_the_timeline_follows_its_range(look: Show, gpt: Served) 
         for number, read in enumerate(reads):
             shown.page.wait_for_function(f"(before) => ({read})() !== before", arg=before[number])
         before = [shown.page.evaluate(read) for read in reads]
-
-
-def test_narrow_page_does_not_scroll_sideways(look: Show, two: Served) -> None:
-    """On a telephone's width everything stands within it."""
-    shown = look(two, viewport={"width": 375, "height": 800})
-    shown.wait_text("#live-table", "storages")
-    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
 def test_no_page_is_heavy(look: Show, gpt: Served) -> None:

@@ -14,8 +14,6 @@ from tests.policies.matrix.catalog import Usage, usages
 from tests.policies.matrix.cells import Cell, examples, pair_plans, run_cell, single_plans, title_of
 from tests.policies.matrix.expected import (
     LATE,
-    LIMITATIONS,
-    REFUSALS,
     WAYS_OUT,
     expected_refusals,
     key_of,
@@ -104,11 +102,3 @@ def test_every_usage_works_under_two_policies_or_is_refused(plan: Plan) -> None:
 def test_every_policy_of_the_registry_is_in_the_matrix(kind: type) -> None:
     """A new policy has an example that applies to the small model on a CPU."""
     assert examples(kind), f"policy {kind.name} has no example for the matrix"
-
-
-def test_refusals_are_of_usages_there_are() -> None:
-    """What is expected names usages and policies of the matrix."""
-    names = {usage.name for usage in usages()}
-    for table in (REFUSALS, LIMITATIONS):
-        assert {usage for entries in table.values() for usage in entries} <= names
-    assert names >= LATE

@@ -144,11 +144,6 @@ def test_what_looks_like_a_parameter_is_no_input() -> None:
     ]
 
 
-def test_nothing_to_categorize() -> None:
-    """A recording without memory has no categories."""
-    assert categories() == []
-
-
 def test_buffers_of_collectives_are_told_from_activations_that_are_summed_over_ranks() -> None:
     """A buffer is empty at first, or older than the step; what an operator computed keeps its category.
 

@@ -59,11 +59,6 @@ def test_order_is_that_of_time() -> None:
     assert own([(5, 7, -8, 100), (2, 7, -8, -1)]) == [False, True]
 
 
-def test_no_events() -> None:
-    """A job that takes no memory has none."""
-    assert own([]) == []
-
-
 def test_memory_outside_the_allocator_is_added_to_its_count() -> None:
     """A block of 100 bytes is stated before, one of 10 is taken and freed by references. The allocator counts 5, then
     12 and 7 bytes of its own: with the others 105, 115, 122, 112 and 107. The free of its own block at 3, which a

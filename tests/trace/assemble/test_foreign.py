@@ -39,10 +39,3 @@ def test_storages_are_found_by_address() -> None:
     """Facts name memory by its address; an unknown address has no storage."""
     foreign = found((1, 700, 8, False, True), (1, 600, 8, False, True), offset=10)
     assert foreign.of_address(np.array([700, 650, 600, 800])).tolist() == [11, NONE, 10, NONE]
-
-
-def test_a_job_without_foreign_memory() -> None:
-    """There is no storage, and no address has one."""
-    foreign = found((1, 700, 8, False, False))
-    assert foreign.storage.tolist() == [NONE]
-    assert foreign.of_address(np.array([700])).tolist() == [NONE]

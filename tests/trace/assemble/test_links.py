@@ -58,11 +58,6 @@ def test_the_node_of_a_changed_view_is_linked_to_the_operator_that_changed_it() 
     assert linked((5, -1), (6, -1), (7, -1), (7, 5), names=names) == [NONE, NONE, NONE, 0]
 
 
-def test_nothing_to_link() -> None:
-    """A recording without operators links none."""
-    assert linked() == []
-
-
 def saved(
     operators: list[dict[str, Any]],
     created: list[int],
@@ -160,12 +155,6 @@ def test_memory_first_read_in_the_repetition_was_not_saved() -> None:
     """Random numbers drawn inside the repetition were not there in forward."""
     repeat = {"phase": "backward", "repeats": True}
     assert saved([FORWARD, repeat, repeat], [1], [(1, 0, "write"), (2, 0, "read")]) == []
-
-
-def test_nothing_is_saved_without_backward() -> None:
-    """Inference keeps nothing."""
-    assert saved([FORWARD, FORWARD], [NONE, 0], [(0, 0, "read"), (0, 1, "write"), (1, 1, "read")]) == []
-    assert saved([], [], []) == []
 
 
 def test_what_a_compiled_region_saves_is_told_by_the_operator_that_made_it() -> None:

@@ -70,12 +70,6 @@ def test_lives_are_found_by_address_and_moment() -> None:
     assert lives.find(address, events).tolist() == [NONE, 1, NONE, 2, 0, 0, NONE, 3, NONE, NONE]
 
 
-def test_nothing_is_found_where_nothing_lives() -> None:
-    """A job without memory events and without tensors has no lives."""
-    lives = paired(merged([(0, 9)], []), {})
-    assert lives.find(np.array([7]), np.array([0])).tolist() == [NONE]
-
-
 def test_the_peak_of_an_operator_is_the_counters_highest_value_in_it() -> None:
     """100 bytes are there; the operator takes 10 and 50, gives the 10 back, takes 20: 160, then 150, then 170."""
     timeline = merged([(0, 9)], [(1, 1, 10), (2, 2, 50), (3, 1, -10), (4, 3, 20)])

@@ -70,11 +70,6 @@ def test_several_models_carry_their_types() -> None:
     assert names(*modules, (2, "", "Critic", -1, 8)) == ["Net", "Net.fc", "Net#2", "Net#2.fc", "Critic"]
 
 
-def test_no_modules() -> None:
-    """A job of plain functions has none."""
-    assert names() == []
-
-
 STACKS = [
     [-1, ["train.py:9:main", "train.py:20:<module>"]],
     [0, ["model.py:5:forward"]],

@@ -87,13 +87,6 @@ def test_an_event_at_the_moment_two_operators_meet_is_the_second_ones() -> None:
     assert merged([(10, 20), (20, 30)], [(20, 1, 8)]).event_op.tolist() == [1]
 
 
-def test_no_events() -> None:
-    """A job that takes no memory has its operators as rows."""
-    timeline = merged([(10, 20), (30, 40)], [])
-    assert timeline.raw_op.tolist() == [0, 1]
-    assert timeline.event_op.tolist() == []
-
-
 @given(jobs())
 def test_rows_keep_the_order_of_time(job: Moments) -> None:
     """Operators keep their order, rows start in order, events never go back, and no taking is left without a row."""

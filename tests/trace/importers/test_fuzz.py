@@ -23,17 +23,6 @@ from tests.trace.importers.writing import MIB, block, entry, segment, small_job,
 PICKLES = [pickle.dumps(small_job(), protocol) for protocol in (2, 3, 4, 5)]
 TRACE = json.dumps({"traceEvents": job()}).encode()
 
-#: What may stand where something else belongs.
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.tuples(st.integers(), st.integers()),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
 changes = st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=6)
 
 
@@ -63,18 +52,6 @@ def _opens_or_says_why(data: bytes) -> None:
                 one.step(number).check()
 
 
-def test_a_snapshot_can_be_changed_without_changing_the_next() -> None:
-    """Tests change what they get, at any depth; later ones in the same process get it as it was."""
-    before = pickle.dumps(small_job())
-    changed = small_job()
-    for one in changed["device_traces"][0]:
-        for frame in one.get("frames", ()):
-            frame.clear()
-    for part in changed["segments"]:
-        part["blocks"].clear()
-    assert pickle.dumps(small_job()) == before
-
-
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -86,41 +63,6 @@ def test_changed_bytes_of_a_snapshot(data: bytes, changed: list[tuple[int, int]]
     for place, value in changed:
         mutable[place % len(mutable)] = value
     opens_or_says_why(bytes(mutable))
-
-
-@given(st.sampled_from(PICKLES), st.integers(0, 1 << 30), st.binary(max_size=40), st.integers(0, 40))
-@quick
-def test_bytes_put_in_and_taken_out(data: bytes, place: int, inserted: bytes, removed: int) -> None:
-    """Bytes inserted or missing anywhere, cut files among them."""
-    place %= len(data)
-    opens_or_says_why(data[:place] + inserted + data[place + removed :])
-
-
-@given(st.binary(max_size=200))
-@quick
-def test_bytes_behind_the_header(data: bytes) -> None:
-    """Anything at all that starts like a pickle."""
-    opens_or_says_why(b"\x80\x04" + data)
-
-
-@given(st.lists(st.sampled_from([bytes([code]) for code in b"]}(aesu\x94hqNK\x01\x8c\x01.R\x93"]), max_size=60))
-@quick
-def test_opcodes_in_any_order(opcodes: list[bytes]) -> None:
-    """Opcodes of real snapshots, and two that run things, in any order."""
-    opens_or_says_why(b"\x80\x04" + b"".join(opcodes) + b".")
-
-
-@given(st.data())
-@quick
-def test_other_values_in_a_snapshot(data: st.DataObject) -> None:
-    """Any value in place of any other, at any depth."""
-    content: Any = small_job()
-    holder, key = content, data.draw(st.sampled_from(sorted(content)))
-    while data.draw(st.booleans()) and isinstance(holder[key], dict | list) and holder[key]:
-        holder = holder[key]
-        key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
-    holder[key] = data.draw(anything)
-    opens_or_says_why(pickle.dumps(content, 4))
 
 
 entries = st.builds(
@@ -168,14 +110,3 @@ def test_two_kinds_of_devices_with_one_number_are_refused() -> None:
         file.write_bytes(json.dumps(events).encode())
         with pytest.raises(BadInputError, match="several kinds of devices with one number"):
             import_file(file)
-
-
-@given(st.data())
-@quick
-def test_other_values_in_a_profilers_trace(data: st.DataObject) -> None:
-    """Any value in place of any other."""
-    events: Any = job()
-    event = data.draw(st.sampled_from(events))
-    holder = event["args"] if "args" in event and data.draw(st.booleans()) else event
-    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(anything.filter(lambda value: value == value))
-    opens_or_says_why(json.dumps(events).encode())
