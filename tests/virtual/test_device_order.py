@@ -12,7 +12,7 @@ import torch
 from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
 from memprof.replay.allocator.rules import Settings
 from memprof.virtual.device.kernels.attention import Attention
-from memprof.virtual.device.kernels.convolved import convolution_backward_steps, convolution_steps
+from memprof.virtual.device.kernels.convolved import Convolutions
 from memprof.virtual.device.kernels.cuda_kernels import DeviceKernels
 from memprof.virtual.device.kernels.steps import steps_of
 from memprof.virtual.device.memory import FREE, RESULTS, VirtualMemory, result_at
@@ -178,8 +178,11 @@ def test_a_convolution_copies_what_tensor_cores_need_in_another_order(
     settings = ([1] * ranks, [middle] * ranks, [1] * ranks, False, [0] * ranks, 1)
     arguments = (tensor, kernel, None, *settings)
     result = _aten.convolution.default(*arguments)
-    assert convolution_steps(arguments, result) == [RESULTS, *([forward + 256] if forward else [])]
-    steps = convolution_backward_steps((result, tensor, kernel, None, *settings, [True, True, False]), None)
+    convolutions = Convolutions(None, has_tf32=True)
+    steps = convolutions.steps_of(_aten.convolution.default, arguments, result)
+    assert steps == [RESULTS, *([forward + 256] if forward else [])]
+    arguments = (result, tensor, kernel, None, *settings, [True, True, False])
+    steps = convolutions.steps_of(_aten.convolution_backward.default, arguments, None)
     workspace = [backward + 256, FREE]
     assert steps == [result_at(0), *(workspace if forward else []), result_at(1), *workspace]
 
