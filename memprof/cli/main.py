@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import keyword
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,8 @@ VERBS = {
 #: The verbs in ``memprof.cli.verbs.plans``.
 _PLANS = ("suggest", "largest", "devices", "planners", "fit", "predict", "emit", "verify")
 
+#: Options that other tools have for what ours do.
+_OURS = {"--format": "--json", "--output": "-o", "--memory": "--budget", "--gpu": "--device"}
 _FAILED = 1
 _INTERRUPTED = 130  # 128 + SIGINT, the shell convention
 
@@ -139,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
         )
     except click.ClickException as error:
-        error.show()
+        _with_hint(error).show()
         return error.exit_code
     except click.Abort:
         return _INTERRUPTED
@@ -159,6 +163,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return _FAILED
     return status if isinstance(status, int) else 0
+
+
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """Returns an error with what was probably meant: the nearest value of an option, or our name for another tool's."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in _OURS:
+        return click.UsageError(f"{error.message} Did you mean {_OURS[error.option_name]!r}?", error.ctx)
+    given = re.match(r"'([^']*)' is not one of", error.message)
+    if isinstance(error, click.BadParameter) and error.param is not None and given:
+        kind = error.param.type
+        near = difflib.get_close_matches(given[1], kind.choices, n=1) if isinstance(kind, click.Choice) else []
+        if near:
+            return click.BadParameter(f"{error.message} Did you mean {near[0]!r}?", error.ctx, error.param)
+    return error
 
 
 def _tolerate_narrow_encodings() -> None:

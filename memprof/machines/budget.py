@@ -8,7 +8,7 @@ from decimal import ROUND_FLOOR, Decimal
 from typing import Protocol
 
 from memprof.errors import UsageError
-from memprof.machines.catalogue import Accelerator
+from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.units import format_bytes, parse_bytes
 
 #: Budgets of host memory beside that of the device. Copies that plans make on the host are pinned, so both bound them.
@@ -101,11 +101,20 @@ def split_budget(text: str | None) -> tuple[str | None, int | None]:
     return device[0] if device else None, min(host.values(), default=None)
 
 
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UsageError:
+        if machine_of_device(text) is not None:
+            raise UsageError(f"{text.strip()!r} is a device, not a size: give --machine {text.strip()!r}") from None
+        raise
+
+
 def _bytes(text: str, recorded_peak_bytes: int) -> int:
     if "%" not in text:
         if text.strip().startswith("-"):
             raise UsageError(f"invalid budget {text.strip()}: must be positive; write a size such as 24GiB, or 60%")
-        budget = parse_bytes(text)
+        budget = _size(text)
         if budget == 0:
             raise UsageError("invalid budget of 0 bytes: must be positive; write a size such as 24GiB, or 60%")
         return budget

@@ -214,7 +214,7 @@ def test_check_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
     """Within is 0, above is 4, nothing to check and gates of growth are mistakes."""
     out = run(capsys, "check", "base.memprof", "--budget", "1GiB")
     assert out.startswith("peak 88.92 MiB in forward (aten.nll_loss_forward.default), train.py:102")
-    assert "passed: peak>1.00 GiB: peak 88.92 MiB" in out
+    assert "passed: peak 88.92 MiB <= 1.00 GiB" in out
     out = run(capsys, "check", "base.memprof", "--budget", "80MiB", status=4)
     assert "FAILED" in out
     assert "next: memprof suggest base.memprof --budget 80MiB" in out

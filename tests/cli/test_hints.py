@@ -134,3 +134,21 @@ def test_commands_in_sentences_exist() -> None:
                 if sentence := _wrong(verb, rest):
                     wrong.append(f"{path.relative_to(ROOT)}:{line}: {sentence}")
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("report run.memprof --by modul", "Did you mean 'module'?"),
+        ("report run.memprof --format json", "Did you mean '--json'?"),
+        ("suggest run.memprof --budget rtx4090", "'rtx4090' is a device, not a size: give --machine 'rtx4090'"),
+    ],
+)
+def test_what_was_probably_meant_is_said(
+    command: str, hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value of an option with a letter missing, another tool's option, and a device where a size belongs."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SAMPLES / "gpt" / "run.memprof", "run.memprof")
+    assert main(shlex.split(command)) == 2
+    assert hint in " ".join(capsys.readouterr().err.split())

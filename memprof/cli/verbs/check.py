@@ -146,7 +146,10 @@ def _lines(
     for level, verdict in verdicts:
         word = {(True, "fail"): "FAILED", (True, "warn"): "warning"}.get((verdict.is_failed, level), "passed")
         bound = bounds.get(verdict.gate.text, verdict.gate.text)
-        yield f"{word if verdict.is_known else 'unknown'}: {bound}: {verdict.describe()}"
+        limit = bound.partition(">")[2]
+        is_size = verdict.is_known and limit[:1].isdigit() and "&" not in limit
+        compared = f" {'>' if verdict.is_failed else '<='} {limit}" if is_size else f", gate {bound}"
+        yield f"{word if verdict.is_known else 'unknown'}: {verdict.describe()}{compared}"
 
 
 def _limit(budget: str | None, machine: str | None) -> str:
