@@ -24,7 +24,7 @@ from memprof.virtual.cudnn.answers import Answers, describe
 from memprof.virtual.cudnn.library import Call, CudnnError, Library, Rules, Tensor, find_library
 from memprof.virtual.cudnn.partial_sums import bytes_on_card
 from memprof.virtual.device.kernels.convolved import Convolutions
-from memprof.virtual.device.memory import FREE, RESULTS, result_at
+from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, result_at
 
 RECORDED = Path(__file__).parent / "cudnn"
 _VERSION, _MIB = 91_900, 1 << 20
@@ -111,12 +111,12 @@ def test_a_weight_s_gradient_takes_what_an_h200_took(dtype, shape, kernel, strid
 
 
 def test_benchmark_tries_the_largest_workspace_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch allocates once for all engines it times, then for the one it takes (generate_and_filter_plans)."""
+    """torch allocates once for all engines it times, releases its free memory, then allocates for the one it takes."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     tensor, weight, settings, result = convolution(_FP32, (64, 3, 224, 224), (64, 3, 7, 7), 2)
     convolutions, arguments = Convolutions(recorded_answers(), has_tf32=True), (tensor, weight, None, *settings)
     first, again = (convolutions.steps_of(_aten.convolution.default, arguments, result) for _ in range(2))
-    assert first == [RESULTS, 256_951_312, FREE, 244_093_712]
+    assert first == [RESULTS, 256_951_312, FREE, RELEASE, 244_093_712]
     assert again == [RESULTS, 244_093_712]
 
 

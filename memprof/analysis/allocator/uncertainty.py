@@ -66,8 +66,11 @@ def beyond_tensors(trace: Trace, world_size: int = 1) -> BeyondTensors:
     )
     if trace.manifest.machine.device_kind != "cpu" and trace.manifest.backend.name != DRY_RUN:
         return BeyondTensors(outside, (0, 0), "")
+    asked = trace.manifest.machine.cudnn
     known = {
-        "convolutions, which cuDNN chooses": _convolution_bytes(trace),
+        f"convolutions, {f'as cuDNN {asked} states them' if asked else 'which cuDNN chooses'}": _convolution_bytes(
+            trace
+        ),
         "Fourier transforms, which cuFFT chooses": _transform_bytes(trace),
     }
     less, more = (tuple(ends) for ends in zip(*known.values(), strict=True))

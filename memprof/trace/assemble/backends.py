@@ -47,7 +47,7 @@ _BACKENDS = {
             "kernel workspaces, where torch's sources determine them",
         ),
         blind_spots=(
-            "workspaces that a library chooses at run time are estimates",
+            "workspaces that a library chooses at run time are estimates, unless the library was asked",
             "memory that torch's allocator does not own: a rule for the context, nothing for NCCL",
             "what depends on values: nothing was computed",
         ),

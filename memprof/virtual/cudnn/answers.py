@@ -12,6 +12,7 @@ from typing import Any
 
 from memprof.machines.card import Card
 from memprof.trace.files.private_file import make_private_folder, user_folder
+from memprof.units import format_count
 from memprof.virtual.cudnn.library import (
     FIRST_VERSION,
     Call,
@@ -51,7 +52,7 @@ class Answers:
     Attributes:
         version: Of the library, such as 91900; 0 where nothing can be asked.
         expected: The version that CUDA builds of the job's torch come with; 0 if unknown.
-        uncertain: Calls whose partial sums could not be checked.
+        uncertain: Kinds of calls whose partial sums could not be checked.
         problem: Why the library could not be loaded; "" if it could, or was not needed.
     """
 
@@ -66,7 +67,8 @@ class Answers:
             path: The library; None to use what is kept alone.
         """
         self.version, self.expected = version, expected
-        self.uncertain, self.problem = 0, ""
+        self.uncertain: set[str] = set()
+        self.problem = ""
         self._card, self._path = card, path
         self._folder = folder
 
@@ -102,7 +104,7 @@ class Answers:
             self._keep(key, found)
         answer = self._known[key]
         if answer is not None and not answer.is_certain:
-            self.uncertain += 1
+            self.uncertain.add(key)
         return answer
 
     @property
@@ -116,7 +118,7 @@ class Answers:
         if self.expected and self.version // 100 != self.expected // 100:
             asked += f"; CUDA builds of this torch come with {_words(self.expected)}, which may choose others"
         if self.uncertain:
-            asked += f"; partial sums of {self.uncertain:,} calls are those of a part of the device"
+            asked += f"; {format_count(len(self.uncertain), 'kind')} of them may need up to 16 MiB more"
         return asked
 
     def _find(self, library: Library, call: Call, rules: Rules) -> Answer | None:

@@ -23,9 +23,10 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     ACTIONS.index(name)
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
-#: Steps of `follow` other than bytes to allocate: all results at once, a free of the latest block, and one of the block
-#: before it. `result_at` returns the step that allocates one of several results. A block of 0 bytes takes no memory.
-FREE, FREE_BELOW, RESULTS = -1, -(2**32), -(2**33)
+#: Steps of `follow` other than bytes to allocate: a free of the latest block, one of the block before it, all results at
+#: once, and a release of free segments. `result_at` returns the step that allocates one of several results. A block of
+#: 0 bytes takes no memory.
+FREE, FREE_BELOW, RESULTS, RELEASE = -1, -(2**32), -(2**33), -(2**34)
 
 
 def result_at(place: int) -> int:
@@ -158,6 +159,8 @@ class VirtualMemory:
             for step in steps:
                 if step == RESULTS:
                     hold(None)
+                elif step == RELEASE:
+                    self.empty_cache()
                 elif step in (FREE, FREE_BELOW):
                     block = taken.pop(-1 if step == FREE else -2)
                     if block is not None:

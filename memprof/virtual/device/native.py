@@ -249,7 +249,7 @@ def _libraries() -> dict[str, Any]:
         "_cuda_resetCublasLtWorkspaceSize": lambda: settings.pop("cublaslt", None),
         "_cuda_get_cudnn_benchmark_limit": get_benchmark,
         "_cuda_set_cudnn_benchmark_limit": set_benchmark,
-        "_cuda_get_conv_benchmark_empty_cache": lambda: False,
+        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cuda_tunableop_is_enabled": lambda: False,
         "_cuda_tunableop_tuning_is_enabled": lambda: False,
         "_cuda_record_untuned_is_enabled": lambda: False,

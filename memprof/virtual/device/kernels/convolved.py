@@ -15,7 +15,7 @@ from torch._meta_registrations import calc_conv_nd_return_shape
 
 from memprof.virtual.cudnn.answers import Answers
 from memprof.virtual.cudnn.library import Call, Rules, Tensor
-from memprof.virtual.device.memory import FREE, RESULTS, copied_steps, result_at
+from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, copied_steps, result_at
 
 #: cuDNN pads channels to as many bytes for tensor cores: 8 of half types, 4 of TF32 (since 7.6.3; NVIDIA's guide to
 #: convolutional layers, "Channels in and out"). In snapshots, fp32 is padded only where a convolution is a product.
@@ -110,13 +110,16 @@ class Convolutions:
         for place, sizes in enumerate(needed):
             if mask[place]:
                 taken = [size for size in sizes if size]
-                steps += [result_at(place), *taken, *[FREE] * (len(taken) - 2 * taken.count(FREE))]
+                kept = sum(size > 0 for size in taken) - taken.count(FREE)
+                steps += [result_at(place), *taken, *[FREE] * kept]
         return steps
 
     def _asked(
         self, kind: str, tensor: Any, weight: Any, result: Any, form: torch.memory_format, options: Any
     ) -> list[int] | None:
         """Returns the workspace that cuDNN states, in a first call of ``benchmark`` after the largest it tries.
+
+        torch releases its free memory after it has timed engines (run_single_conv, Conv_v8.cpp).
 
         Args:
             kind: The call (`Call.kind`).
@@ -137,7 +140,7 @@ class Convolutions:
             return None
         is_first = is_timed and call not in self._tried
         self._tried.add(call)
-        return [*([answer.most_bytes, FREE] if is_first else []), answer.workspace_bytes]
+        return [*([answer.most_bytes, FREE, RELEASE] if is_first else []), answer.workspace_bytes]
 
     def _rearranged(self, tensors: list[Any], weight: Any, groups: int) -> int:
         """Returns an estimate where cuDNN cannot be asked: copies to channels last, which tensor cores need."""
