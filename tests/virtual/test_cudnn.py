@@ -146,10 +146,10 @@ def test_the_interval_is_narrow_where_cudnn_was_asked() -> None:
 
 
 def test_a_damaged_cache_is_asked_anew(tmp_path: Path) -> None:
-    """A process that was killed leaves part of a line; other answers are read."""
+    """A process that was killed leaves part of a line, a disk anything; other answers are read."""
     shutil.copy(RECORDED / "91900-9.0-132.tsv", tmp_path)
-    with (tmp_path / "91900-9.0-132.tsv").open("a", encoding="utf-8") as file:
-        file.write("forward 0 1x1x1x1\t12")
+    with (tmp_path / "91900-9.0-132.tsv").open("ab") as file:
+        file.write(b"\xff\xfe\x00\t1\nforward 0 1x1x1x1\t12")
     answers = Answers(find_card("h200"), _VERSION, _VERSION, tmp_path, None)
     tensor, weight, settings, result = convolution(_BF16, (64, 512, 7, 7), (512, 512, 3, 3), 1)
     steps = Convolutions(answers, has_tf32=True).steps_of(
