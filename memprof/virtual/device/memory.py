@@ -23,9 +23,9 @@ _ALLOC, _REQUESTED, _COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _OOM = (
     ACTIONS.index(name)
     for name in ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom")
 )
-#: Steps of `follow` other than bytes to allocate: a free of the latest block, one of the block before it, all results at
-#: once, and a release of free segments. `result_at` returns the step that allocates one of several results. A block of
-#: 0 bytes takes no memory.
+#: Steps of `follow` other than bytes to allocate: a free of the latest block, one of the block before it, all results
+#: at once, and a release of free segments. `result_at` returns the step that allocates one of several results. A block
+#: of 0 bytes takes no memory.
 FREE, FREE_BELOW, RESULTS, RELEASE = -1, -(2**32), -(2**33), -(2**34)
 
 
