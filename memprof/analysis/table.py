@@ -116,6 +116,7 @@ class Column:
         is_optional: Left out where no row has a value.
         is_wide: Left out of text, where there is no room for it.
         is_bar: A picture of another column: left out of text that is not on a terminal.
+        gives_way: Left out of text that is too narrow for all columns, the one of the highest number first; 0: never.
     """
 
     key: str
@@ -128,6 +129,7 @@ class Column:
     is_optional: bool = False
     is_wide: bool = False
     is_bar: bool = False
+    gives_way: int = 0
 
     def value(self, item: Any) -> Any:
         """Returns the value of a row."""

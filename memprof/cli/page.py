@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
@@ -73,7 +74,7 @@ class Page:
 
     def add(self, part: RenderableType | FactTable) -> None:
         """Adds a line of text or a table."""
-        self._parts.append(draw(part, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
+        self._parts.append(draw(part, self.width, has_bars=self.is_terminal) if isinstance(part, FactTable) else part)
 
     def say(self, sentence: str, style: str = "") -> None:
         """Adds a sentence; it may hold names from a recording."""
@@ -188,9 +189,14 @@ class TailCell:
         yield Text(text if fits else f"…{text[len(text) - options.max_width + 1 :]}", no_wrap=True, overflow="crop")
 
 
-def draw(facts: FactTable, *, has_bars: bool) -> Table:
-    """Draws a table of facts, without the columns that text has no room for."""
+def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
+    """Draws a table of facts, without the columns that text of a width has no room for."""
     places = [place for place, one in enumerate(facts.columns) if not one.is_wide and (has_bars or not one.is_bar)]
+    widths = {place: _least_width(facts, place, width) + _GAP for place in places}
+    for place in sorted(places, key=lambda place: -facts.columns[place].gives_way):
+        if facts.columns[place].gives_way and sum(widths.values()) - _GAP > width:
+            places.remove(place)
+            del widths[place]
     columns = [facts.columns[place] for place in places]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
     for column in columns:
@@ -202,6 +208,14 @@ def draw(facts: FactTable, *, has_bars: bool) -> Table:
         cells = (_draw_cell(row.cells[place], column, row.kind) for place, column in zip(places, columns, strict=True))
         table.add_row(*cells, style="bold" if row.kind == "total" else "")
     return table
+
+
+def _least_width(facts: FactTable, place: int, width: int) -> int:
+    """Returns the width a column has while others can give way: that of its numbers, of words a fifth of the page."""
+    column = facts.columns[place]
+    texts = (column.heading or "", *(row.cells[place].text for row in facts.rows))
+    natural = max(cell_len(printable(text)) for text in texts)
+    return natural if column.unit.is_number else min(natural, max(_LEAST_WIDTH, width // 5))
 
 
 def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from memprof.replay.live import live_bytes
 from memprof.trace.importers import import_file
 from memprof.trace.step import Step
 from memprof.trace.store import Trace, write_trace
+from memprof.units import format_bytes
 from tests.trace.importers.test_called_modules import stack
 from tests.trace.importers.writing import (
     BACKWARD,
@@ -285,6 +287,27 @@ def test_the_page_says_what_is_approximate_and_what_it_would_need(
     assert "already fits" in capsys.readouterr().out
     assert main(["suggest", str(recording), "--budget", "62MiB", "--explain", "1"]) == 2
     assert "no operators" in capsys.readouterr().err
+
+
+def test_the_page_shows_every_fact_of_a_plan(
+    recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of plans over budget: peaks without the error range, sources, numerics; and every refused change."""
+    monkeypatch.setenv("COLUMNS", "220")
+    assert main(["suggest", str(recording), "--budget", "62MiB", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert main(["suggest", str(recording), "--budget", "62MiB"]) == 0
+    page = capsys.readouterr().out
+    for plan in said["plans"]:
+        line = next(line for line in page.splitlines() if re.match(rf"(\d  )?{re.escape(plan['describe'])} ", line))
+        least, most = plan["peak_interval_bytes"]
+        exact = format_bytes(plan["peak_allocated_bytes"])
+        numerics = "bit-identical" if plan["numerics"] == "none" else plan["numerics"]
+        for fact in (exact if least < most else "", plan["peak_phase"], plan["how"], numerics):
+            assert fact in line
+        assert not plan["fits"] or format_bytes(plan["saved_bytes"]) in line
+    for refused in said["refused"]:
+        assert f"\n{refused['plan']} " in page
 
 
 def test_a_forward_alone_says_that_it_shows_no_backward(tmp_path: Path) -> None:

@@ -78,6 +78,26 @@ def test_text_has_the_columns_there_is_room_for() -> None:
     assert _text(_table(), is_terminal=True)[1][-1] == "█" * 12
 
 
+def test_columns_give_way_where_text_is_narrow() -> None:
+    """The one of the highest number first, until words have the least width and numbers are whole."""
+    columns = (
+        shown("plan", WORDS, lambda row: "word " * 12),
+        shown("peak", BYTES, lambda row: 3072),
+        shown("saved", BYTES, lambda row: 1024, gives_way=2),
+        shown("source", TEXT, lambda row: "modelled", gives_way=1),
+    )
+    for width, heads in (
+        (120, ["plan", "peak", "saved", "source"]),
+        (50, ["plan", "peak", "source"]),
+        (40, ["plan", "peak"]),
+    ):
+        page = Page(is_terminal=True, width=width, has_colour=False)
+        page.add(FactTable(columns, [0]))
+        lines = page.render().splitlines()
+        assert lines[0].split() == heads
+        assert "…" not in "".join(lines)
+
+
 def test_markdown_escapes_cells() -> None:
     """Nothing in a name ends a cell."""
     assert table_lines(FactTable(COLUMNS[:2], [_Part("a|b", 1)]))[1:] == ["|---|--:|", r"| a\|b | 1 B |"]

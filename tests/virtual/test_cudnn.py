@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ import torch
 from memprof.analysis.allocator.uncertainty import beyond_tensors
 from memprof.machines.card import find_card
 from memprof.machines.outside import workspace_interval
+from memprof.replay.allocator.rules import settings_from_options
 from memprof.trace.store import Trace
 from memprof.virtual.cudnn.answers import Answers, describe
 from memprof.virtual.cudnn.library import Call, CudnnError, Library, Rules, Tensor, find_library
 from memprof.virtual.cudnn.partial_sums import bytes_on_card
 from memprof.virtual.device.kernels.convolved import Convolutions
-from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, result_at
+from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, VirtualMemory, result_at
+from memprof.virtual.device.virtual_device import VirtualEvents
 
 RECORDED = Path(__file__).parent / "cudnn"
 _VERSION, _MIB = 91_900, 1 << 20
@@ -131,6 +134,25 @@ def test_what_was_never_asked_is_estimated_without_the_library() -> None:
     assert asked == estimated == [RESULTS, tensor.nbytes + weight.nbytes + result.nbytes + 256]
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_without_cudnn_one_image_s_windows_are_columns(is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the job turns it off, and for bf16 before Ampere; both gradients take as much, 1 x 1 kernels nothing."""
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", is_old)
+    convolutions = Convolutions(recorded_answers(), has_tf32=not is_old)
+    tensor, weight, settings, result = convolution(_BF16, (64, 512, 7, 7), (512, 512, 3, 3), 1)
+    columns = 512 * 9 * 49 * 2
+    assert convolutions.steps_of(_aten.convolution.default, (tensor, weight, None, *settings), result) == [
+        *(RESULTS, columns)
+    ]
+    arguments = (result, tensor, weight, None, *settings, [True, True, False])
+    assert convolutions.steps_of(_aten.convolution_backward.default, arguments, None) == [
+        *(result_at(0), columns, FREE, result_at(1), columns, FREE)
+    ]
+    tensor, weight, settings, result = convolution(_BF16, (64, 512, 7, 7), (512, 512, 1, 1), 1)
+    arguments = (tensor, weight, None, *settings)
+    assert convolutions.steps_of(_aten.convolution.default, arguments, result) == [RESULTS]
+
+
 def test_without_tf32_nothing_is_copied_for_tensor_cores() -> None:
     """A V100 took 904,212,480 bytes in all for this convolution (pytorch issue 50990), with input and result."""
     tensor, weight, settings, result = convolution(_FP32, (512, 32, 84, 84), (32, 32, 3, 3), 1)
@@ -146,10 +168,10 @@ def test_the_interval_is_narrow_where_cudnn_was_asked() -> None:
 
 
 def test_a_damaged_cache_is_asked_anew(tmp_path: Path) -> None:
-    """A process that was killed leaves part of a line; other answers are read."""
+    """A process that was killed leaves part of a line, a disk anything; other answers are read."""
     shutil.copy(RECORDED / "91900-9.0-132.tsv", tmp_path)
-    with (tmp_path / "91900-9.0-132.tsv").open("a", encoding="utf-8") as file:
-        file.write("forward 0 1x1x1x1\t12")
+    with (tmp_path / "91900-9.0-132.tsv").open("ab") as file:
+        file.write(b"\xff\xfe\x00\t1\nforward 0 1x1x1x1\t12")
     answers = Answers(find_card("h200"), _VERSION, _VERSION, tmp_path, None)
     tensor, weight, settings, result = convolution(_BF16, (64, 512, 7, 7), (512, 512, 3, 3), 1)
     steps = Convolutions(answers, has_tf32=True).steps_of(
@@ -165,12 +187,17 @@ def test_a_library_that_cannot_be_loaded_is_none(tmp_path: Path) -> None:
     answers = Answers(find_card("h200"), _VERSION, _VERSION, tmp_path, path)
     assert answers.name == "9.19.0"
     tensor, weight, settings, result = convolution(_FP32, (2, 24, 30, 30), (48, 24, 3, 3), 1)
+    log = Mock()
+    events = VirtualEvents(log, VirtualMemory(settings_from_options({})), find_card("h200"), answers)
+    events.sample()
     steps, estimated = (
         Convolutions(each, has_tf32=True).steps_of(_aten.convolution.default, (tensor, weight, None, *settings), result)
         for each in (answers, None)
     )
     assert steps == estimated
-    assert answers.name == ""
+    events.sample()
+    events.sample()
+    assert [call.args[1]["cudnn"] for call in log.record.call_args_list] == ["9.19.0", ""]
 
 
 def contiguous(*sizes: int) -> Tensor:

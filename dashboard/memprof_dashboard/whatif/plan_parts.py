@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from memprof.analysis.plans.compare_planners import Point
-from memprof.analysis.plans.plan_rows import PlanRow, plan_tables, rows_of_search
+from memprof.analysis.plans.plan_rows import PlanRow, plan_tables, rows_of_search, shortest_refused
 from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
 from memprof.analysis.plans.predicted_tables import describe_error
 from memprof.analysis.plans.suggest import Suggestion, describe_peak, place_of
@@ -52,7 +52,8 @@ def result_tables(found: Suggestion) -> list[Any]:
     places = {id(one): place for place, one in enumerate(plans_of(found))}
     fitting, others = rows_of_search(found)
     # The job as it is has no step of its own to show.
-    tables = plan_tables([row for row in fitting if row.policies], others, found.answer.refused, most=_MOST_ROWS)
+    listed = [row for row in fitting if row.policies]
+    tables = plan_tables(listed, others, shortest_refused(found), most=_MOST_ROWS)
 
     def choose(row: PlanRow) -> Any:
         button: Any = {"type": ROW, "plan": places[id(row.found)]}

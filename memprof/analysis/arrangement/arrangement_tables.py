@@ -89,6 +89,10 @@ def _ways(one: Proposal) -> str:
     return f"{one.arranged.arrangement.micro_batches} x {one.arranged.arrangement.samples}"
 
 
+def _communication(one: Proposal) -> float:
+    return one.arranged.times.communication_us / one.arranged.times.step_us
+
+
 def _bubble(one: Proposal) -> float | None:
     times = one.arranged.times
     return times.bubble_us / times.step_us if one.arranged.arrangement.pipeline > 1 else None
@@ -108,14 +112,14 @@ def proposal_columns(budget_bytes: int = 0) -> tuple[Column, ...]:
         *_arranged_columns("arranged."),
         shown("arrangement", TEXT, lambda one: one.arranged.arrangement.describe()),
         shown("micro-batches x samples", FIGURE, _ways),
-        shown("schedule", TEXT, attrgetter("arranged.arrangement.schedule"), key="order"),
+        shown("schedule", TEXT, attrgetter("arranged.arrangement.schedule"), key="order", gives_way=1),
         shown("recompute, offload", TEXT, lambda one: _saved(one.arranged)),
         shown("peak", BYTES, peak),
         shown("step", US, attrgetter("step_us")),
-        shown("samples/s", _RATE, attrgetter("samples_per_second")),
-        shown("comm", FRACTION, lambda one: one.arranged.times.communication_us / one.arranged.times.step_us),
-        shown("bubble", FRACTION, _bubble),
-        Column("source", "source"),
+        shown("samples/s", _RATE, attrgetter("samples_per_second"), gives_way=2),
+        shown("comm", FRACTION, _communication, gives_way=4),
+        shown("bubble", FRACTION, _bubble, gives_way=5),
+        Column("source", "source", gives_way=3),
         Column("replayed_peak_bytes", None, BYTES, _replayed("peak_allocated_bytes")),
         Column("replayed_step_us", None, US, _replayed("step_time_us")),
         Column("not_applied", None, TEXT, attrgetter("why_not")),

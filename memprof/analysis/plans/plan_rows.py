@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -139,11 +139,18 @@ class PlanRow:
         return self.found.numerics
 
 
+def _predicted(one: PlanRow) -> int | None:
+    """Returns the peak where it is not the only one to expect."""
+    return one.found.peak_bytes if len(set(one.bounds)) > 1 else None
+
+
 _PEAK = (
     Column("describe", None, WORDS),
     shown("plan", WORDS, lambda one: one.short or one.describe),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
+    shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=6),
 )
+_SOURCE = Column("how", "source", gives_way=1)
 _PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase)
 PLANS = (
     Column("fits", None, TRUTH, lambda one: one.number is not None),
@@ -152,19 +159,26 @@ PLANS = (
     Column("peak_allocated_bytes", None, BYTES, attrgetter("found.peak_bytes")),
     Column("peak_interval_bytes", None, NUMBERS, attrgetter("bounds")),
     Column("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled", is_optional=True),
-    Column("peak_reserved_expandable_bytes", "expandable", BYTES, attrgetter("expandable_bytes"), is_optional=True),
+    Column(
+        "peak_reserved_expandable_bytes",
+        "expandable",
+        BYTES,
+        attrgetter("expandable_bytes"),
+        is_optional=True,
+        gives_way=5,
+    ),
     Column("host_bytes", None, BYTES),
     shown("on the host", BYTES, lambda one: one.host_bytes or None, missing="-", is_optional=True),
-    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, is_wide=True),
-    Column("step_time_us", "step time", US, is_optional=True),
+    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, gives_way=4),
+    Column("step_time_us", "step time", US, is_optional=True, gives_way=3),
     Column("step_time_interval_us", None, FLOATS, attrgetter("times_us")),
     Column("slowdown", "change", RATIO_CHANGE, is_optional=True),
     _PLACE,
     Column("peak_phase", None, TEXT, attrgetter("phase")),
     Column("peak_module", None, TEXT, lambda one: one.module or None),
-    Column("how", "source"),
+    _SOURCE,
     Column("numerics", None),
-    _NUMERICS,
+    replace(_NUMERICS, gives_way=2),
     Column("changes", None, TEXTS),
     Column("at_peak", None, SIZES, attrgetter("found.categories")),
     Column("policies", None, rows_of(CHANGES)),
@@ -175,6 +189,8 @@ OVER_BUDGET = (
     shown("change", RATIO_CHANGE, attrgetter("slowdown"), is_optional=True),
     _PLACE,
     shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1)),
+    replace(_SOURCE, in_json=False),
+    replace(_NUMERICS, gives_way=2),
 )
 REFUSED = (Column("plan", "plan", TEXT, lambda one: one[0]), Column("reason", "reason", WORDS, lambda one: one[1]))
 
@@ -227,6 +243,14 @@ def _over_by(found: Suggestion, one: Candidate) -> str:
     return f"{format_bytes_change(host_over)} on the host" if host_over > 0 else "too slow"
 
 
+def shortest_refused(found: Suggestion) -> list[tuple[str, str]]:
+    """Returns what is not possible, each with its reason: of the plans that share one, the shortest."""
+    by_reason: dict[str, str] = {}
+    for plan, reason in sorted(found.answer.refused, key=lambda one: len(one[0])):
+        by_reason.setdefault(reason, plan)
+    return [(plan, reason) for reason, plan in by_reason.items()]
+
+
 def plan_tables(
     fitting: Sequence[PlanRow],
     others: Sequence[PlanRow],
@@ -245,15 +269,10 @@ def plan_tables(
         kind: How the others were chosen.
         most: Rows of each, at most.
     """
-    # For a reason that many plans share, the shortest of them stands.
-    by_reason: dict[str, str] = {}
-    for plan, reason in sorted(refused, key=lambda one: len(one[0])):
-        by_reason.setdefault(reason, plan)
-    not_possible = [(plan, reason) for reason, plan in by_reason.items()]
     return [
         ("Plans that fit", FactTable(PLANS, fitting[:most]), order),
         ("Over budget", FactTable(OVER_BUDGET, others[:most]), kind),
-        ("Not possible here", FactTable(REFUSED, not_possible[:most]), ""),
+        ("Not possible here", FactTable(REFUSED, list(refused)[:most]), ""),
     ]
 
 
@@ -264,9 +283,13 @@ STAGES = (
     Column("describe", "policy", WORDS, lambda stage: stage.policy.describe()),
     Column("peak_allocated_bytes", "peak", BYTES),
     shown("change", BYTES_CHANGE, attrgetter("change_bytes")),
-    Column("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled", is_optional=True),
+    Column(
+        *("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled"),
+        is_optional=True,
+        gives_way=2,
+    ),
     Column("host_bytes", None, BYTES),
-    shown("on the host", BYTES, lambda stage: stage.host_bytes or None, missing="-", is_optional=True),
+    shown("on the host", BYTES, lambda stage: stage.host_bytes or None, missing="-", is_optional=True, gives_way=1),
     Column("step_time_us", "step time", US),
     Column("how", "source"),
     Column("numerics", None),

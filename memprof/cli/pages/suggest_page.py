@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from memprof.analysis.plans.dry_check_results import CHECKED, Checked
-from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search
+from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search, shortest_refused
 from memprof.analysis.plans.suggest import Suggestion, describe_peak
 from memprof.analysis.plans.suggest_words import (
     caveats,
@@ -53,7 +53,7 @@ def fill_suggestion(
         page.add("")
         for line in _front(found, page.width):
             page.add(line)
-    fits, *others = plan_tables(*rows_of_search(found), answer.refused)
+    fits, *others = plan_tables(*rows_of_search(found), shortest_refused(found))
     for table in (fits, ("Dry runs", FactTable(CHECKED, checked or ()), "the plans as applied, in order"), *others):
         page.add_section(*table)
     if answer.best is not None:

@@ -155,9 +155,9 @@ class Answers:
     def _known(self) -> dict[str, Answer | None]:
         known: dict[str, Answer | None] = {}
         with contextlib.suppress(OSError):
-            for line in self._file.read_text(encoding="utf-8").splitlines():
+            for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
                 key, _, numbers = line.partition("\t")
-                with contextlib.suppress(ValueError):  # the last line of a process that was killed
+                with contextlib.suppress(ValueError):  # damaged, or the last line of a process that was killed
                     size, most, is_certain = (int(number) for number in numbers.split("\t"))
                     known[key] = None if size < 0 else Answer(size, most, bool(is_certain))
         return known

@@ -180,7 +180,7 @@ class VirtualDevice:
 
     def events(self, log: RawLog) -> VirtualEvents:
         """Returns the component that reports the device to a recording."""
-        return VirtualEvents(log, self.memory, self.card, self._answers.name)
+        return VirtualEvents(log, self.memory, self.card, self._answers)
 
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
@@ -228,21 +228,21 @@ class VirtualDevice:
 class VirtualEvents:
     """Replaces the allocator's history and the driver's samples (`recorder.sources`)."""
 
-    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card, cudnn: str) -> None:
+    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card, answers: Answers) -> None:
         """Stores the components; logs nothing yet.
 
         Args:
             log: Destination of the rows.
             memory: The device's memory.
             card: Properties of the device.
-            cudnn: Version of the cuDNN that is asked for workspaces; "" where they are estimated.
+            answers: What is asked for workspaces.
         """
         self.is_running = False
         self._log = log
         self._memory = memory
         self._card = card
-        self._cudnn = cudnn
-        self._is_described = False
+        self._answers = answers
+        self._described: str | None = None
 
     def start(self) -> bool:
         """Logs the blocks in use, and everything from now on."""
@@ -267,11 +267,11 @@ class VirtualEvents:
         self._memory.log_to(None)
 
     def sample(self) -> None:
-        """Logs the memory use of the whole device, and describes it the first time."""
+        """Logs the memory use of the whole device; describes it the first time, and again where cuDNN failed since."""
         log, card, memory = self._log, self._card, self._memory
-        if not self._is_described:
-            self._is_described = True
-            log.record("device", {**card.describe(memory.device), "cudnn": self._cudnn})
+        if self._described != self._answers.name:
+            self._described = self._answers.name
+            log.record("device", {**card.describe(memory.device), "cudnn": self._described})
         reserved = memory.reserved_bytes
         used = reserved + card.context_bytes
         number = log.intern("devices", memory.device)

@@ -46,7 +46,7 @@ class Convolutions:
 
         Args:
             answers: cuDNN's workspaces; None where they are estimated.
-            has_tf32: Whether tensor cores take fp32.
+            has_tf32: Whether tensor cores take fp32, and cuDNN bf16.
         """
         self._answers = answers
         self._has_tf32 = has_tf32
@@ -68,6 +68,9 @@ class Convolutions:
         form = layout_of(tensor, weight)
         before, after = copied_steps(tensor, form), copied_steps(weight, form)
         steps = [*before, RESULTS, *after] if tensor.dim() == 3 else [RESULTS, *after, *before]
+        native = self._native_bytes(tensor, weight, result, args[3:])
+        if native is not None:
+            return [*steps, native] if native else steps
         if _is_product(tensor, weight, args[3], groups):
             return steps
         asked = self._asked("data" if is_transposed else "forward", tensor, weight, result, form, args[3:])
@@ -85,10 +88,11 @@ class Convolutions:
         gradient, tensor, weight = args[:3]
         stride, is_transposed, groups, mask = args[4], args[7], args[-2], args[-1]
         form, is_line = layout_of(tensor, weight), tensor.dim() == 3
+        native = self._native_bytes(tensor, weight, gradient, args[4:-1])
         steps = [*(copied_steps(tensor, form) if is_line else []), *copied_steps(gradient, form)]
         rearranged = self._rearranged([tensor, gradient, weight], weight, groups)
         of_input: list[int] | None = []
-        if mask[0] and not _is_product(tensor, weight, stride, groups):
+        if mask[0] and native is None and not _is_product(tensor, weight, stride, groups):
             kind = "forward" if is_transposed else "data"
             of_input = self._asked(kind, tensor, weight, gradient, form, args[4:-1])
             if of_input is None:
@@ -98,9 +102,11 @@ class Convolutions:
         of_weight: list[int] | None = None
         if is_product and self._answers is not None and partial <= _MORE_THAN_COPIES * rearranged:
             of_weight = [partial]
-        elif mask[1]:
+        elif mask[1] and native is None:
             of_weight = self._asked("weight", tensor, weight, gradient, form, args[4:-1])
-        if of_weight is None:
+        if native is not None:
+            of_input = of_weight = [native]
+        elif of_weight is None:
             of_weight = [min(partial, rearranged) if partial else rearranged]
         needed: tuple[list[int], ...] = (
             [*copied_steps(weight, form), *(of_input or ())],
@@ -113,6 +119,22 @@ class Convolutions:
                 kept = sum(size > 0 for size in taken) - taken.count(FREE)
                 steps += [result_at(place), *taken, *[FREE] * kept]
         return steps
+
+    def _native_bytes(self, tensor: Any, weight: Any, result: Any, options: Any) -> int | None:
+        """Returns what torch's own kernels need: the windows of one image as columns; None where cuDNN computes.
+
+        Source: use_cudnn (native/Convolution.cpp), slow_conv2d_forward (native/cuda/ConvolutionMM2d.cu). Arguments as
+        for `_asked`.
+        """
+        is_known = self._has_tf32 or torch.bfloat16 not in (tensor.dtype, weight.dtype)
+        if torch.backends.cudnn.enabled and is_known:
+            return None
+        stride, padding, _, is_transposed, _, groups = options
+        is_same = _is_pointwise(weight, groups) and set(stride) == {1} and not any(padding)
+        if is_same or not result.numel() or _is_depthwise(weight, groups, is_transposed=is_transposed):
+            return 0
+        windows = (tensor if is_transposed else result).shape[2:].numel()
+        return int(weight.shape[1:].numel() * windows * tensor.element_size())
 
     def _asked(
         self, kind: str, tensor: Any, weight: Any, result: Any, form: torch.memory_format, options: Any
@@ -166,7 +188,7 @@ class Convolutions:
 
 def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
     """Returns the layout in which a convolution computes (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
-    if torch.float64 in (tensor.dtype, weight.dtype):
+    if torch.float64 in (tensor.dtype, weight.dtype) or not torch.backends.cudnn.enabled:
         return torch.contiguous_format
     if _is_channels_last(tensor) or _is_channels_last(weight):
         return _CHANNELS_LAST[tensor.dim()]
@@ -175,6 +197,11 @@ def layout_of(tensor: Any, weight: Any) -> torch.memory_format:
 
 def _is_pointwise(weight: Any, groups: int) -> bool:
     return groups == 1 and weight.shape[2:].numel() == 1
+
+
+def _is_depthwise(weight: Any, groups: int, *, is_transposed: bool) -> bool:
+    """Whether torch has kernels of its own for it, beside cuDNN's (is_depthwise, native/Convolution.cpp)."""
+    return bool(groups > 1 and weight.shape[1] == 1 and not is_transposed)
 
 
 def _is_product(tensor: Any, weight: Any, stride: Any, groups: int) -> bool:
@@ -204,8 +231,9 @@ def _call_of(kind: str, tensor: Any, weight: Any, result: Any, form: torch.memor
     """Returns a call as cuDNN gets it; None for one that it does not get. Arguments as for `Convolutions._asked`."""
     stride, padding, dilation, is_transposed, _, groups = options
     number = _NUMBERS.get(tensor.dtype)
-    is_depthwise = groups > 1 and weight.shape[1] == 1 and not is_transposed
-    if is_depthwise and not _is_depthwise_of_cudnn(tensor, weight, form, stride, dilation):
+    if _is_depthwise(weight, groups, is_transposed=is_transposed) and not _is_depthwise_of_cudnn(
+        *(tensor, weight, form, stride, dilation)
+    ):
         return None
     if number is None or not (tensor.numel() and result.numel()):
         return None

@@ -129,7 +129,7 @@ class DeviceKernels:
             notes.append(
                 "cuDNN chooses the workspace of a convolution: from none to "
                 f"{format_bytes(outside.MOST_CONVOLUTION_BYTES)}, and in backward the weight's bytes besides "
-                f"({outside.CONVOLUTIONS_SOURCE}); with pip install 'torch-memprof[cudnn]' it is asked, without a GPU"
+                f"({outside.CONVOLUTIONS_SOURCE}); {self._way_to_ask()}"
             )
         if not estimated.isdisjoint(map(str, _TRANSFORMS)):
             notes.append(
@@ -137,6 +137,11 @@ class DeviceKernels:
                 f"one is counted ({outside.TRANSFORMS_SOURCE})"
             )
         return notes
+
+    def _way_to_ask(self) -> str:
+        if self._answers is not None and self._answers.problem:
+            return f"it could not be asked: {self._answers.problem}"
+        return "with pip install 'torch-memprof[cudnn]' it is asked, without a GPU"
 
     def _use_cublas(self, packet: Any, args: Any, result: Any) -> None:
         """Allocates cuBLAS workspaces: each thread's handle keeps one for each stream (one forward, one backward)."""
