@@ -161,6 +161,19 @@ def test_lazy_modules_get_their_shapes_from_their_first_call(tmp_path: Path) -> 
     assert dry.peak == real.peak
 
 
+def test_lazy_modules_are_moved_to_a_card_before_they_have_shapes(tmp_path: Path) -> None:
+    """Moving one reads what the job itself may not: the shape, which is refused as without memprof."""
+    job = _LAZY.replace("nn.LazyLinear(10))", "nn.LazyLinear(10)).cuda()").replace("8, 8))", "8, 8, device='cuda'))")
+    job = job.replace(
+        "model(torch",
+        "try:\n    print(model[0].weight.shape)\nexcept RuntimeError as error:\n    print(error)\nmodel(torch",
+        1,
+    )
+    ended = record_script(tmp_path, job, "--dry-run", "--device", "rtx4090")
+    assert ended.returncode == 0, ended.stderr
+    assert "Can't access the shape of an uninitialized parameter" in ended.stdout
+
+
 #: A class with methods alone, as fastai's pictures: torch returns every result in it.
 _PICTURES = """
 import torch

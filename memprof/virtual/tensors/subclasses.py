@@ -130,7 +130,7 @@ def _over_fake(kind: type) -> type:
     """Returns a class that is a library's and a fake tensor's, under the library's name."""
     members = {"__module__": kind.__module__, "detach": _detached, "__dict__": property(_FIELDS.__get__, _set_fields)}
     if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
-        members["materialize"] = _materialize
+        members |= {"materialize": _materialize, "shape": property(_shape_of_unmade)}
     over: Any = type(kind)(kind.__name__, (kind, _Converting, FakeTensor), members)
     # The library's, or torch's, which gives results their class: torch leaves out the latter for fake tensors.
     owner = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
@@ -165,6 +165,14 @@ def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None)
     tensor.__class__ = FakeTensor
     tensor.data = torch.empty(shape, device=device or tensor.device, dtype=dtype or tensor.dtype)
     tensor._is_param = is_parameter
+
+
+def _shape_of_unmade(tensor: Any) -> Any:
+    """Returns the shape that C++ has for a lazy module's tensor to torch's fake tensors; raises for everybody else."""
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("torch._"):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.Tensor.size(tensor)
+    return UninitializedParameter.shape.fget(tensor)  # type: ignore[attr-defined]  # a property of its mixin
 
 
 _ASKING = ("memprof", "torch")
