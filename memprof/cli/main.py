@@ -8,6 +8,7 @@ import keyword
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,11 +50,15 @@ VERBS = {
     "completion": "Print the shell completion script.",
 }
 
+#: The verbs that ``memprof --help`` describes; ``memprof help --all`` describes the others, too.
+_FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff")
 #: The verbs in ``memprof.cli.verbs.plans``.
 _PLANS = ("suggest", "largest", "devices", "planners", "fit", "predict", "emit", "verify")
 
 #: Options that other tools have for what ours do.
 _OURS = {"--format": "--json", "--output": "-o", "--memory": "--budget", "--gpu": "--device"}
+#: Whether the help describes every verb, in the metadata of a context.
+_SHOWS_ALL = "memprof.shows_all"
 _FAILED = 1
 _INTERRUPTED = 130  # 128 + SIGINT, the shell convention
 
@@ -67,6 +72,8 @@ class LazyVerbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports a verb's command."""
+        if cmd_name == "help":
+            return show_help
         if cmd_name not in VERBS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
@@ -88,9 +95,15 @@ class LazyVerbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the verbs without importing any."""
+        """Lists the verbs without importing any: those that most jobs need, the others by name."""
+        shows_all = ctx.meta.get(_SHOWS_ALL, False)
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(verb, VERBS[verb]) for verb in (VERBS if shows_all else _FIRST)])
+        if not shows_all:
+            with formatter.section("More verbs, described by memprof help --all"):
+                names = ", ".join(verb for verb in VERBS if verb not in _FIRST)
+                for line in textwrap.wrap(names, formatter.width - formatter.current_indent, break_on_hyphens=False):
+                    formatter.write_text(line)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -129,6 +142,22 @@ def _enough_read() -> Iterator[None]:
 @click.version_option(__version__, prog_name="memprof", message="%(prog)s %(version)s")
 def memprof() -> None:
     """Shows what fills the memory of a PyTorch training job."""
+
+
+@click.command("help")
+@click.argument("verb", required=False)
+@click.option("--all", "shows_all", is_flag=True, help="Describe every verb.")
+@click.pass_context
+def show_help(ctx: click.Context, verb: str | None, shows_all: bool) -> None:
+    """Shows the help of memprof, or of a verb."""
+    top = ctx.find_root()
+    top.meta[_SHOWS_ALL] = shows_all
+    if verb is None:
+        click.echo(top.get_help())
+        return
+    name, command, _ = memprof.resolve_command(top, [verb])
+    assert command is not None  # an unknown verb is an error
+    click.echo(command.get_help(click.Context(command, info_name=name, parent=top)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,12 +22,19 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_lists_every_verb(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With one line each."""
+def test_help_describes_seven_verbs_and_names_the_others(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`memprof help --all` describes every one, `memprof help VERB` is the verb's own help."""
     assert command_line.main([flag]) == 0
-    out = " ".join(capsys.readouterr().out.split())  # long lines are wrapped
-    for verb, summary in command_line.VERBS.items():
-        assert f" {verb} {summary}" in out
+    first = " ".join(capsys.readouterr().out.split())  # long lines are wrapped
+    assert sum(f" {verb} {summary}" in first for verb, summary in command_line.VERBS.items()) == 7
+    assert all(verb in first for verb in command_line.VERBS)
+    assert command_line.main(["help", "--all"]) == 0
+    whole = " ".join(capsys.readouterr().out.split())
+    assert all(f" {verb} {summary}" in whole for verb, summary in command_line.VERBS.items())
+    assert command_line.main(["help", "report"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: memprof report")
+    assert command_line.main(["help", "reprot"]) == 2
+    assert "report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", command_line.VERBS)

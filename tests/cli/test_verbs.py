@@ -48,7 +48,7 @@ def test_a_verb_is_added_by_a_module_and_one_line(
     """It runs, and help, completion, the nearest match and the manual know it."""
     assert cli.main(["greet", "you", "--loud"]) == 3
     assert capsys.readouterr().out == "YOU\n"
-    assert cli.main(["--help"]) == 0
+    assert cli.main(["help", "--all"]) == 0
     assert " greet Greet somebody. " in " ".join(capsys.readouterr().out.split())
     assert cli.main(["gret", "you"]) == 2
     assert "greet" in capsys.readouterr().err
