@@ -59,7 +59,7 @@ def result_tables(found: Suggestion) -> list[Any]:
         button: Any = {"type": ROW, "plan": places[id(row.found)]}
         return html.Button(parts.name(row.short, 160), id=button, type="button", className="words")
 
-    drawn = {"plan": choose}
+    drawn = {"short": choose}
     return [
         html.Div([html.H3(title), remark and parts.note(remark), parts.facts(table, label=title.lower(), drawn=drawn)])
         for title, table, remark in tables

@@ -146,7 +146,7 @@ def _predicted(one: PlanRow) -> int | None:
 
 _PEAK = (
     Column("describe", None, WORDS),
-    shown("plan", WORDS, lambda one: one.short or one.describe),
+    shown("plan", WORDS, lambda one: one.short or one.describe, key="short"),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
     shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=6),
 )
