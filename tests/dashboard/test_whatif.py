@@ -228,6 +228,14 @@ def test_plans_have_the_columns_of_the_command(found: Suggestion) -> None:
         assert heading in page
 
 
+def test_what_is_not_possible_is_a_table_beside_the_plans(found: Suggestion) -> None:
+    """Its rows have no plan to choose: they are words, the plan and why not."""
+    answer = dataclasses.replace(found.answer, refused=(("compile the whole model", "it cannot be predicted"),))
+    page = _text(plan_parts.result_tables(dataclasses.replace(found, answer=answer)))
+    assert "compile the whole model" in page
+    assert "it cannot be predicted" in page
+
+
 def test_nothing_that_fits_says_the_least(rank: Rank) -> None:
     """Where no plan fits, the verdict names the least peak found and what is held there."""
     found = find_plans(rank, SearchForm("1MiB", ("checkpoint",)), NONE, lambda _: None)
