@@ -100,7 +100,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
         "torch", "dashboard", "remote", "distributed", "mcp", "compare", "all", "dev", "docs", "extras", "integrations",
-        "libraries",
+        "libraries", "cudnn",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]
     assert [_distribution(line) for line in needed if "extra == 'dashboard'" in line] == ["dash", "plotly"]

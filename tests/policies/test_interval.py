@@ -25,6 +25,7 @@ from memprof.policies.registry import policy_types
 from memprof.policies.remat.policy import Remat
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
+from memprof.recorder.machine import short_types
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 from memprof.units import format_bytes_between
@@ -61,6 +62,8 @@ def test_what_is_modelled_has_been_off(kind):
 def test_measured_peaks_lie_between(job):
     """The bounds hold on the samples, and errors of several policies add up."""
     step = recorded(job)
+    if job == "lstm" and "bfloat16" not in short_types():
+        pytest.skip("this processor has no kernels for recurrent layers in bf16")
     bounds = interval(step, BF16)
     measured = int(live_bytes(record_step(job, Plan((BF16,)))).during.max())
     assert bounds.least_bytes <= measured <= bounds.most_bytes
