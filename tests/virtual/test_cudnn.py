@@ -223,6 +223,18 @@ def test_the_rule_for_partial_sums_is_cudnn_s(kind: str) -> None:
 
 
 @with_library
+@pytest.mark.parametrize(("dtype", "shape", "kernel", "stride", "workspace"), FORWARD)
+def test_the_library_states_what_was_recorded(dtype, shape, kernel, stride, workspace, tmp_path) -> None:
+    """Asked anew, 9.19 and 9.20 state what an H200 took."""
+    tensor, weight, settings, result = convolution(dtype, shape, kernel, stride)
+    arguments = (tensor, weight, None, *settings)
+    answers = Answers(find_card("h200"), _VERSION, _VERSION, tmp_path, _LIBRARY)
+    steps = Convolutions(answers, has_tf32=True).steps_of(_aten.convolution.default, arguments, result)
+    assert steps is not None
+    assert [rounded(size) for size in steps[1:]] == ([workspace] if workspace else [])
+
+
+@with_library
 def test_answers_are_kept(tmp_path: Path) -> None:
     """A second process that has no library reads what the first one asked."""
     assert _LIBRARY is not None
