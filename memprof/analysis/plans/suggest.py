@@ -264,12 +264,23 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
         plans: The plans to show, the fastest first.
         fitting: All plans that fit.
     """
-    simplest = min(fitting, key=lambda one: (settings_named(one), one.step_time_us), default=None)
-    if simplest is None or simplest in plans or 2 * settings_named(simplest) > settings_named(plans[0]):
+    simplest = simplest_of(plans, fitting)
+    if simplest is None or simplest in plans:
         return plans
     slower = (place for place, one in enumerate(plans) if place and one.step_time_us > simplest.step_time_us)
     place = next(slower, len(plans))
     return (*plans[:place], simplest, *plans[place:])
+
+
+def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Candidate | None:
+    """Returns the plan that names the fewest settings, None unless it names at most half as many as the first does.
+
+    Args:
+        plans: The plans to show, the fastest first.
+        among: The plans to choose from.
+    """
+    simplest = min(among, key=lambda one: (settings_named(one), one.step_time_us), default=None)
+    return None if simplest is None or 2 * settings_named(simplest) > settings_named(plans[0]) else simplest
 
 
 def settings_named(one: Candidate) -> int:

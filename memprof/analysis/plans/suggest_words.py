@@ -6,7 +6,14 @@ import math
 
 from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
-from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, settings_named
+from memprof.analysis.plans.suggest import (
+    Suggestion,
+    describe_least,
+    describe_peak,
+    place_of,
+    settings_named,
+    simplest_of,
+)
 from memprof.planners.search.candidate import Candidate
 from memprof.units import (
     format_bytes,
@@ -52,12 +59,11 @@ def describe_slowdown(one: Candidate, found: Suggestion) -> str:
 
 def describe_simplest(found: Suggestion) -> str:
     """Returns what the fastest plan buys over the simplest that fits; "" where it is about as simple."""
-    if not found.plans:
+    simplest = simplest_of(found.plans, found.plans)
+    if simplest is None:
         return ""
-    fastest, simplest = found.plans[0], min(found.plans, key=lambda one: (settings_named(one), one.step_time_us))
-    many, few = settings_named(fastest), settings_named(simplest)
-    if 2 * few > many:
-        return ""
+    fastest = found.plans[0]
+    few, many = settings_named(simplest), settings_named(fastest)
     return (
         f"simplest that fits: plan {found.plans.index(simplest) + 1}, {format_count(few, 'setting')} instead of "
         f"{many:,}, step time {describe_slowdown(simplest, found)} instead of {describe_slowdown(fastest, found)}"

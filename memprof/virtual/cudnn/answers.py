@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from memprof.machines.card import Card
+from memprof.machines.outside import MOST_PARTIAL_BYTES
 from memprof.trace.files.private_file import make_private_folder, user_folder
 from memprof.units import format_count
 from memprof.virtual.cudnn.library import (
     FIRST_VERSION,
     Call,
+    Candidate,
     CudnnError,
     Library,
     Rules,
@@ -118,7 +120,8 @@ class Answers:
         if self.expected and self.version // 100 != self.expected // 100:
             asked += f"; CUDA builds of this torch come with {_words(self.expected)}, which may choose others"
         if self.uncertain:
-            asked += f"; {format_count(len(self.uncertain), 'kind')} of them may need up to 16 MiB more"
+            kinds, most = format_count(len(self.uncertain), "kind"), MOST_PARTIAL_BYTES >> 20
+            asked += f"; {kinds} of them may need up to {most} MiB more"
         return asked
 
     def _find(self, library: Library, call: Call, rules: Rules) -> Answer | None:
@@ -126,10 +129,7 @@ class Answers:
         most = 0
         try:
             for candidate in chain(library.candidates(call, rules), library.candidates(call, rules, "fallback")):
-                if len(call.x.sizes) > 4 and any(
-                    (call.kind, candidate.engine) == (kind, engine) and since <= library.version <= until
-                    for kind, engine, since, until in _NOT_FOR_VOLUMES
-                ):
+                if _is_left_out(library, call, candidate):
                     continue
                 if first is None:
                     first = bytes_on_card(library, call, candidate, self._card.machine.multiprocessors)
@@ -179,6 +179,13 @@ class Answers:
     def _file(self) -> Path:
         machine = self._card.machine
         return self._folder / f"{self.version}-{machine.capability}-{machine.multiprocessors}.tsv"
+
+
+def _is_left_out(library: Library, call: Call, candidate: Candidate) -> bool:
+    return len(call.x.sizes) > 4 and any(
+        (call.kind, candidate.engine) == (kind, engine) and since <= library.version <= until
+        for kind, engine, since, until in _NOT_FOR_VOLUMES
+    )
 
 
 def _words(version: int) -> str:

@@ -49,9 +49,8 @@ class CudnnError(MemprofError):
     """cuDNN refused a call."""
 
     def __init__(self, status: int, message: str) -> None:
-        """Keeps the status."""
+        """Builds the message."""
         super().__init__(f"cuDNN: {message} (status {status})")
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,15 @@ class Tensor:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    @property
-    def numel(self) -> int:
-        """Its elements."""
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+    @classmethod
+    def dense(cls, sizes: Sequence[int], *, is_channels_last: bool = False) -> Tensor:
+        """Returns a tensor without gaps, contiguous or with its channels last in memory."""
+        order = [0, *range(2, len(sizes)), 1] if is_channels_last else range(len(sizes))
+        strides, step = [0] * len(sizes), 1
+        for place in reversed(order):
+            strides[place] = step
+            step *= sizes[place]
+        return cls(tuple(sizes), tuple(strides))
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Library:
         """Loads the library.
 
         Args:
-            path: Its main library; the others beside it are loaded when they are needed.
+            path: ``libcudnn.so``, which loads its sub-libraries on first use.
             device: Properties of the device (`describe`).
 
         Raises:
@@ -299,28 +300,27 @@ class Library:
         self._check(self._library.cudnnBackendSetAttribute(descriptor.pointer, attribute, kind, size, pointer))
 
     def _get(self, descriptor: _Descriptor, attribute: int, kind: int, of: Any, most: int = 1) -> list[int]:
-        values, count = (of * most)(), ctypes.c_int64()
-        status = self._library.cudnnBackendGetAttribute(
-            descriptor.pointer, attribute, kind, ctypes.c_int64(most), ctypes.byref(count), values
-        )
-        self._check(status)
-        return list(values)[: count.value]
+        values = (of * most)()
+        count = self._read(descriptor, attribute, kind, most, values)
+        return list(values)[:count]
 
     def _get_descriptors(
         self, descriptor: _Descriptor, attribute: int, kind: int, most: int | None = None
     ) -> list[_Descriptor]:
-        count = ctypes.c_int64()
         if most is None:
-            ask = self._library.cudnnBackendGetAttribute
-            self._check(ask(descriptor.pointer, attribute, _DESCRIPTOR, ctypes.c_int64(0), ctypes.byref(count), None))
-            most = count.value
+            most = self._read(descriptor, attribute, _DESCRIPTOR, 0, None)
         made = [self._new(kind) for _ in range(most)]
-        pointers = _pointers(*made)
-        status = self._library.cudnnBackendGetAttribute(
-            descriptor.pointer, attribute, _DESCRIPTOR, ctypes.c_int64(most), ctypes.byref(count), pointers
+        return made[: self._read(descriptor, attribute, _DESCRIPTOR, most, _pointers(*made))]
+
+    def _read(self, descriptor: _Descriptor, attribute: int, kind: int, most: int, values: Any) -> int:
+        """Reads up to so many values of an attribute into an array, and returns how many there are."""
+        count = ctypes.c_int64()
+        self._check(
+            self._library.cudnnBackendGetAttribute(
+                *(descriptor.pointer, attribute, kind, ctypes.c_int64(most), ctypes.byref(count), values)
+            )
         )
-        self._check(status)
-        return made[: count.value]
+        return count.value
 
     def _finish(self, descriptor: _Descriptor) -> None:
         self._check(self._library.cudnnBackendFinalize(descriptor.pointer))

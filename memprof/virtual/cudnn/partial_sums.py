@@ -117,15 +117,15 @@ def _one_tile(call: Call, tile: tuple[int, int], more: int) -> Call:
     dense = replace(call, stride=ones, dilation=ones)
     if call.kind == "weight":
         channels = 32 + more * tile[0]
-        x, y = (_contiguous((call.y.sizes[0], count, *call.y.sizes[2:])) for count in (32, channels))
-        return replace(dense, x=x, w=_contiguous((channels, 32, *ones)), y=y, padding=tuple(0 for _ in ones))
+        x, y = (Tensor.dense((call.y.sizes[0], count, *call.y.sizes[2:])) for count in (32, channels))
+        return replace(dense, x=x, w=Tensor.dense((channels, 32, *ones)), y=y, padding=tuple(0 for _ in ones))
     kernel = call.w.sizes[2:]
     odd = tuple(size - 1 + size % 2 for size in kernel)
     side = tuple(1 for _ in ones[:-2]) + (8, 8)[-len(ones) :]
     images = 1 + more * tile[0] // math.prod(side)
     into, out = (call.w.sizes[1], 32) if call.kind == "forward" else (32, call.w.sizes[0])
-    x, y = (_contiguous((images, count, *side)) for count in (into, out))
-    return replace(dense, x=x, y=y, w=_contiguous((out, into, *odd)), padding=tuple(size // 2 for size in odd))
+    x, y = (Tensor.dense((images, count, *side)) for count in (into, out))
+    return replace(dense, x=x, y=y, w=Tensor.dense((out, into, *odd)), padding=tuple(size // 2 for size in odd))
 
 
 def _additions(parts: int) -> int:
@@ -139,7 +139,3 @@ def _additions(parts: int) -> int:
 
 def _rounded(count: int, step: int) -> int:
     return -(-count // step) * step
-
-
-def _contiguous(sizes: tuple[int, ...]) -> Tensor:
-    return Tensor(sizes, tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes))))

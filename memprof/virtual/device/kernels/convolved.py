@@ -86,31 +86,17 @@ class Convolutions:
         (cudnn_convolution_backward, native/cudnn/ConvShared.cpp).
         """
         gradient, tensor, weight = args[:3]
-        stride, is_transposed, groups, mask = args[4], args[7], args[-2], args[-1]
+        is_transposed, mask = args[7], args[-1]
         form, is_line = layout_of(tensor, weight), tensor.dim() == 3
-        native = self._native_bytes(tensor, weight, gradient, args[4:-1])
         steps = [*(copied_steps(tensor, form) if is_line else []), *copied_steps(gradient, form)]
-        rearranged = self._rearranged([tensor, gradient, weight], weight, groups)
-        of_input: list[int] | None = []
-        if mask[0] and native is None and not _is_product(tensor, weight, stride, groups):
-            kind = "forward" if is_transposed else "data"
-            of_input = self._asked(kind, tensor, weight, gradient, form, args[4:-1])
-            if of_input is None:
-                of_input = [] if _is_pointwise(weight, groups) else [rearranged]
-        partial = _partial_bytes(tensor, weight, stride, groups)
-        is_product = partial and tensor.shape[2:].numel() * tensor.element_size() % _CHANNEL_BYTES == 0
-        of_weight: list[int] | None = None
-        if is_product and self._answers is not None and partial <= _MORE_THAN_COPIES * rearranged:
-            of_weight = [partial]
-        elif mask[1] and native is None:
-            of_weight = self._asked("weight", tensor, weight, gradient, form, args[4:-1])
-        if native is not None:
-            of_input = of_weight = [native]
-        elif of_weight is None:
-            of_weight = [min(partial, rearranged) if partial else rearranged]
+        kinds = ("forward" if is_transposed else "data", "weight")
+        workspaces = [
+            self._of_gradient(kind, gradient, tensor, weight, form, args[4:-1]) if is_wanted else []
+            for kind, is_wanted in zip(kinds, mask, strict=False)
+        ]
         needed: tuple[list[int], ...] = (
-            [*copied_steps(weight, form), *(of_input or ())],
-            [*([] if is_line else copied_steps(tensor, form)), *of_weight],
+            [*copied_steps(weight, form), *workspaces[0]],
+            [*([] if is_line else copied_steps(tensor, form)), *workspaces[1]],
             [],
         )
         for place, sizes in enumerate(needed):
@@ -119,6 +105,29 @@ class Convolutions:
                 kept = sum(size > 0 for size in taken) - taken.count(FREE)
                 steps += [result_at(place), *taken, *[FREE] * kept]
         return steps
+
+    def _of_gradient(
+        self, kind: str, gradient: Any, tensor: Any, weight: Any, form: torch.memory_format, options: Any
+    ) -> list[int]:
+        """Returns the steps of a gradient's workspace, the weight's or the input's; arguments as for `_asked`."""
+        native = self._native_bytes(tensor, weight, gradient, options)
+        if native is not None:
+            return [native]
+        stride, groups = options[0], options[-1]
+        rearranged = self._rearranged([tensor, gradient, weight], weight, groups)
+        if kind != "weight":
+            if _is_product(tensor, weight, stride, groups):
+                return []
+            asked = self._asked(kind, tensor, weight, gradient, form, options)
+            estimated = [] if _is_pointwise(weight, groups) else [rearranged]
+            return estimated if asked is None else asked
+        partial = _partial_bytes(tensor, weight, stride, groups)
+        is_aligned = tensor.shape[2:].numel() * tensor.element_size() % _CHANNEL_BYTES == 0
+        if partial and is_aligned and self._answers is not None and partial <= _MORE_THAN_COPIES * rearranged:
+            return [partial]
+        asked = self._asked(kind, tensor, weight, gradient, form, options)
+        estimated = [min(partial, rearranged) if partial else rearranged]
+        return estimated if asked is None else asked
 
     def _native_bytes(self, tensor: Any, weight: Any, result: Any, options: Any) -> int | None:
         """Returns what torch's own kernels need: the windows of one image as columns; None where cuDNN computes.
@@ -160,9 +169,10 @@ class Convolutions:
         answer = self._answers.ask(call, rules)
         if answer is None:
             return None
-        is_first = is_timed and call not in self._tried
+        if not is_timed or call in self._tried:
+            return [answer.workspace_bytes]
         self._tried.add(call)
-        return [*([answer.most_bytes, FREE, RELEASE] if is_first else []), answer.workspace_bytes]
+        return [answer.most_bytes, FREE, RELEASE, answer.workspace_bytes]
 
     def _rearranged(self, tensors: list[Any], weight: Any, groups: int) -> int:
         """Returns an estimate where cuDNN cannot be asked: copies to channels last, which tensor cores need."""
@@ -218,7 +228,7 @@ def _is_product(tensor: Any, weight: Any, stride: Any, groups: int) -> bool:
 def _partial_bytes(tensor: Any, weight: Any, stride: Any, groups: int) -> int:
     """Returns the workspace of the gradient of a product's weight, a partial one in fp32 of each sample; 0 for others.
 
-    Where channels are padded, that of fp32 is no product.
+    In fp32, a convolution with padded channels does not run as a product.
     """
     if not _is_pointwise(weight, groups) or any(one != 1 for one in stride):
         return 0
@@ -272,12 +282,7 @@ def _seen(tensor: Any, form: torch.memory_format, *, is_line: bool) -> Tensor:
     sizes = list(tensor.shape)
     if is_line:
         sizes.insert(2, 1)
-    places = [0, *range(2, len(sizes)), 1] if form is not torch.contiguous_format else list(range(len(sizes)))
-    strides, step = [0] * len(sizes), 1
-    for place in reversed(places):
-        strides[place] = step
-        step *= sizes[place]
-    return Tensor(tuple(sizes), tuple(strides))
+    return Tensor.dense(sizes, is_channels_last=form is not torch.contiguous_format)
 
 
 def _allows_tf32() -> bool:
