@@ -25,7 +25,7 @@ from memprof.trace.store import Trace
 from memprof.virtual.cudnn.answers import Answers, describe
 from memprof.virtual.cudnn.library import Call, CudnnError, Library, Rules, Tensor, find_library
 from memprof.virtual.cudnn.partial_sums import bytes_on_card
-from memprof.virtual.device.kernels.convolved import Convolutions
+from memprof.virtual.device.kernels.convolved import LAYOUTS, Convolutions
 from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, VirtualMemory, result_at
 from memprof.virtual.device.virtual_device import VirtualEvents
 
@@ -132,6 +132,28 @@ def test_what_was_never_asked_is_estimated_without_the_library() -> None:
         for answers in (recorded_answers(), None)
     )
     assert asked == estimated == [RESULTS, tensor.nbytes + weight.nbytes + result.nbytes + 256]
+
+
+def test_two_types_are_refused_as_on_a_card() -> None:
+    """Without a bias, which torch compares before."""
+    tensor, weight = torch.empty(2, 3, 8, 8, dtype=torch.float16), torch.empty(4, 3, 3, 3)
+    with pytest.raises(RuntimeError, match=r"\(torch.cuda.HalfTensor\) and weight type \(torch.cuda.FloatTensor\)"):
+        LAYOUTS[_aten.convolution.default](tensor, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+
+def test_a_library_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header states the version; it is not loaded."""
+    library = tmp_path / "cudnn" / "lib" / "libcudnn.so.9"
+    header = tmp_path / "cudnn" / "include" / "cudnn_version.h"
+    for path in (library, header):
+        path.parent.mkdir(parents=True)
+    library.touch()
+    header.write_text("#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 5\n#define CUDNN_PATCHLEVEL 1\n")
+    monkeypatch.setenv("MEMPROF_CUDNN", "1")
+    monkeypatch.setattr("memprof.virtual.cudnn.answers.find_library", lambda: library)
+    answers = Answers.find(find_card("h200"), "2.13.0+cpu")
+    assert answers.name == ""
+    assert answers.problem == "version 9.5.1 cannot be asked without a GPU, 9.8 and newer can"
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -254,6 +276,17 @@ def test_a_device_it_does_not_know_is_refused() -> None:
     assert _LIBRARY is not None
     with pytest.raises(CudnnError, match="cuDNN"):
         Library(_LIBRARY, describe(find_card("h200")) | {"deviceVer": 310})
+
+
+@with_library
+def test_cudnn_returns_what_describes_a_device() -> None:
+    """As `memprof doctor --describe-card` prints it for a card; one that is missing is cuDNN's error."""
+    assert _LIBRARY is not None
+    described = describe(find_card("h200"))
+    assert Library(_LIBRARY, described).describe_device() == described
+    if not torch.cuda.is_available():
+        with pytest.raises(CudnnError, match="cuDNN"):
+            Library(_LIBRARY, 0)
 
 
 @with_library

@@ -6,7 +6,7 @@ import json
 import os
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,24 +26,50 @@ _WIDTH = 100
 Examples:
   memprof doctor
   memprof doctor --quick
-  memprof doctor --json > environment.json"""
+  memprof doctor --json > environment.json
+  memprof doctor --describe-card > card.json"""
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Skip the test recording.")
+@click.option("--describe-card", "is_card", is_flag=True, help="Print the GPUs of this machine as JSON, to contribute.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
-def doctor(is_quick: bool, is_json: bool) -> int:
+def doctor(is_quick: bool, is_card: bool, is_json: bool) -> int:
     """Check that recording works here and suggest fixes.
 
     Checks this Python's torch and its devices, the output folder, libraries, and the variables and settings in force;
     then records and reads a job of a few lines. The exit code is 0 if recording works, and 3 if it does not.
+
+    With --describe-card, nothing is checked: the name, compute capability, multiprocessors and memory of each GPU are
+    printed, and its properties as cuDNN reads them, which dry runs describe to cuDNN on machines without one.
     """
     from memprof.launch.doctor.examine import examine
 
+    if is_card:
+        print(json.dumps(_describe_cards(), indent=2, allow_nan=False))
+        return 0
     found = examine(Path.cwd(), os.environ, is_quick=is_quick)
     if is_json:
         print(json.dumps(found.to_json(), indent=2, allow_nan=False))
     else:
         _show(found)
     return 0 if found.works else InconclusiveError.exit_code
+
+
+def _describe_cards() -> list[dict[str, Any]]:
+    from memprof.launch.doctor.torch_check import check_torch
+    from memprof.virtual.cudnn.library import CudnnError, Library, find_library
+
+    cards = check_torch()[1].get("devices", [])
+    if not cards:
+        raise InconclusiveError("this Python's torch sees no NVIDIA GPU: run this on the machine that has the card")
+    path = find_library()
+    for number, card in enumerate(cards):
+        try:
+            library = None if path is None else Library(path, number)
+            card["cudnn_version"] = 0 if library is None else library.version
+            card["cudnn"] = {} if library is None else library.describe_device()
+        except (OSError, CudnnError) as error:
+            raise InconclusiveError(f"{card['name']}: {error}") from error
+    return list(cards)
 
 
 def _show(found: Examination) -> None:

@@ -19,6 +19,7 @@ def probe() -> dict[str, Any]:
     from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 
     has_cuda = bool(torch.cuda.is_available())
+    cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if has_cuda else 0)]
     return {
         "version": str(torch.__version__),
         "file": str(torch.__file__),
@@ -30,10 +31,12 @@ def probe() -> dict[str, Any]:
         "keeps_history": hasattr(torch._C, "_cuda_record_memory_history"),
         "devices": [
             {
-                "name": torch.cuda.get_device_name(number),
-                "total_bytes": int(torch.cuda.get_device_properties(number).total_memory),
+                "name": card.name,
+                "total_bytes": int(card.total_memory),
+                "capability": f"{card.major}.{card.minor}",
+                "multiprocessors": int(card.multi_processor_count),
             }
-            for number in (range(torch.cuda.device_count()) if has_cuda else ())
+            for card in cards
         ],
         "has_xpu": bool(hasattr(torch, "xpu") and torch.xpu.is_available()),
         "has_mps": bool(torch.backends.mps.is_available()),

@@ -85,9 +85,12 @@ class Answers:
         major, minor = (int(part) for part in torch_version.partition("+")[0].split(".")[:2])
         path = None if os.environ.get("MEMPROF_CUDNN", "") == "0" else find_library()
         version = 0 if path is None else version_beside(path)
-        version = version if version >= FIRST_VERSION else 0
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "memprof" / "cudnn"
-        return cls(card, version, _OF_TORCH.get((major, minor), 0), folder, path)
+        is_new = version >= FIRST_VERSION
+        found = cls(card, version if is_new else 0, _OF_TORCH.get((major, minor), 0), folder, path)
+        if version and not is_new:
+            found.problem = f"version {_words(version)} cannot be asked without a GPU, 9.8 and newer can"
+        return found
 
     def ask(self, call: Call, rules: Rules) -> Answer | None:
         """Returns what a call needs; None where cuDNN cannot be asked, or has no engine for it.

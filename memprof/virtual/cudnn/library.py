@@ -158,17 +158,17 @@ def version_beside(path: Path) -> int:
 
 
 class Library:
-    """cuDNN, loaded, with one device that is described to it."""
+    """cuDNN, loaded, with one device that is described to it, or present."""
 
-    def __init__(self, path: Path, device: dict[str, Any]) -> None:
+    def __init__(self, path: Path, device: dict[str, Any] | int) -> None:
         """Loads the library.
 
         Args:
             path: ``libcudnn.so``, which loads its sub-libraries on first use.
-            device: Properties of the device (`describe`).
+            device: Properties of the device (`describe`), or the number of a card of this machine.
 
         Raises:
-            CudnnError: It is older than 9.8, or does not know such a device.
+            CudnnError: It is older than 9.8, does not know such a device, or finds no such card.
             OSError: It cannot be loaded.
         """
         self._library = ctypes.CDLL(str(path))
@@ -176,11 +176,21 @@ class Library:
         self.version = int(self._library.cudnnGetVersion())
         if self.version < FIRST_VERSION:
             raise CudnnError(_NOT_A_DEVICE, f"version {self.version} cannot be asked without a GPU; 9.8 can")
-        text = json.dumps(device).encode() + b"\0"
         self._device = self._new(_DEVICE)
-        buffer = ctypes.create_string_buffer(text, len(text))
-        self._set(self._device, 2702, _CHAR, buffer, count=len(text))
+        if isinstance(device, int):
+            self._set(self._device, 2700, _INT32, (ctypes.c_int * 1)(device))
+        else:
+            text = json.dumps(device).encode() + b"\0"
+            self._set(self._device, 2702, _CHAR, ctypes.create_string_buffer(text, len(text)), count=len(text))
         self._finish(self._device)
+
+    def describe_device(self) -> dict[str, Any]:
+        """Returns the device's properties as cuDNN holds them."""
+        size = self._read(self._device, 2702, _CHAR, 0, None)
+        text = ctypes.create_string_buffer(size)
+        self._read(self._device, 2702, _CHAR, size, text)
+        properties: dict[str, Any] = json.loads(text.value)
+        return properties
 
     def candidates(self, call: Call, rules: Rules, mode: str = "instant") -> Iterator[Candidate]:
         """Yields engines in the order in which torch tries them, but for those that have no plan here.

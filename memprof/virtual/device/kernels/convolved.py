@@ -24,6 +24,12 @@ _HALF = (torch.float16, torch.bfloat16)
 _FP32 = 4
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TYPES = (*_HALF, torch.float32)
+_TYPE_NAMES = {
+    torch.float16: "HalfTensor",
+    torch.bfloat16: "BFloat16Tensor",
+    torch.float32: "FloatTensor",
+    torch.float64: "DoubleTensor",
+}
 #: Bytes that cuDNN needs in addition: 16 to 400 in snapshots.
 _MORE = 256
 #: Rows of a product of matrices are aligned to 16 bytes, or to 8 where the work for each copied number is little: on an
@@ -39,7 +45,11 @@ _Gradients = tuple[torch.Tensor | None, ...]
 
 
 class Convolutions:
-    """What convolutions allocate and free around their results on one device."""
+    """What convolutions allocate and free around their results on one device.
+
+    Attributes:
+        use_cudnn: Whether any of them ran in cuDNN, and not in torch's own kernels.
+    """
 
     def __init__(self, answers: Answers | None, *, has_tf32: bool) -> None:
         """Starts with no call.
@@ -50,6 +60,7 @@ class Convolutions:
         """
         self._answers = answers
         self._has_tf32 = has_tf32
+        self.use_cudnn = False
         self._tried: set[Call] = set()
 
     def steps_of(self, func: Any, args: Any, result: Any) -> list[int] | None:
@@ -137,6 +148,7 @@ class Convolutions:
         """
         is_known = self._has_tf32 or torch.bfloat16 not in (tensor.dtype, weight.dtype)
         if torch.backends.cudnn.enabled and is_known:
+            self.use_cudnn = True
             return None
         stride, padding, _, is_transposed, _, groups = options
         is_same = _is_pointwise(weight, groups) and set(stride) == {1} and not any(padding)
@@ -325,6 +337,9 @@ def _convolution(
     output_padding: Any,
     groups: int,
 ) -> torch.Tensor:
+    if tensor.dtype is not weight.dtype:  # check_input_same_type_as_parameters, native/Convolution.cpp
+        names = (f"torch.cuda.{_TYPE_NAMES.get(one.dtype, one.dtype)}" for one in (tensor, weight))
+        raise RuntimeError("Input type ({}) and weight type ({}) should be the same".format(*names))
     shape = calc_conv_nd_return_shape(
         *(tensor, weight, stride, padding, dilation, is_transposed, groups, output_padding if is_transposed else None)
     )

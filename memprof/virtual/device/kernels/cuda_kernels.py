@@ -119,6 +119,9 @@ class DeviceKernels:
             return []
         notes, estimated = [], set(self._estimated)
         convolutions = estimated.intersection(map(str, _CONVOLUTIONS))
+        if not self._convolutions.use_cudnn:
+            estimated -= convolutions
+            convolutions = set()
         if convolutions and self._answers is not None and self._answers.name:
             notes.append(self._answers.note())
             estimated -= convolutions
