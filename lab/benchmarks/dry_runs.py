@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, peak_bytes, run, sample
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan
 from memprof.analysis.snapshot_plans.layers import checkpoint_change, find_layers
@@ -80,13 +80,14 @@ def dry_run(folder: Path, *, quick: bool) -> Section:
         large_s = large_s or took_s
     return Section(
         "Dry runs",
-        "Each script once recorded and once with --dry-run, on one thread: the difference of the steady step's peaks, "
-        "and the time and memory of the dry run from start to file. The last rows are a transformer of 24 layers of "
-        "width 2,048 and models of GPT-3's sizes: their peaks, and the most memory of any process up to that row.",
+        "Each script recorded and with --dry-run: the difference of the steady step's peaks, and the dry run's time "
+        "from start to file. Last rows: a transformer of 24 layers of width 2,048 and GPT-3's sizes, with the most "
+        "memory of any process so far.",
         ("job", "peak recorded", "dry run", "took"),
         rows,
-        verdict(
+        Bar(
             "0 B of difference, 512 B over gloo; 60 s and 2 GiB",
+            f"{max(errors):,} B; {large_s:.0f} s, {format_bytes(rss)}",
             passed=not any(errors) and large_s <= 60 and rss <= 2 * 2**30,
         ),
     )
@@ -149,11 +150,9 @@ def arrangements(folder: Path, *, quick: bool) -> Section:
         rows.append((name, format_bytes(found.peak_bytes), f"{row.peak_gib} GiB", off, *speeds, speed_off))
     return Section(
         "Arrangements compared with torchtitan",
-        "Modelled worst rank of `memprof suggest --devices` from a dry run on one virtual card, against torchtitan's "
-        "published figures (benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5: reserved memory, tokens "
-        "per second and GPU). torchtitan ran with torch.compile and float8, in tables 4 and 5 with asynchronous tensor "
-        "parallelism in part; here everything is eager, bf16 products at the data sheet's rate, so that throughput is "
-        "for the order of arrangements only. Logits are freed before backward, as in torchtitan.",
+        "Modelled worst rank of `memprof suggest --devices`, from a dry run on one virtual card, against torchtitan's "
+        "published reserved memory (benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5). torchtitan ran "
+        "compiled in float8, here everything is eager in bf16: throughput is for the order of arrangements only.",
         ("arrangement", "peak", "published", "error", "tokens/s/GPU", "published", "error"),
         rows,
     )
@@ -175,13 +174,16 @@ def snapshot_plans(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Changes to an imported snapshot",
         "Each job is dry-run on a virtual A100, where it writes torch's memory snapshot. The snapshot is imported, and "
-        "its allocations are replayed under each change. The same job is then dry-run under the real policy. The "
-        "intervals were set after the first three models had been measured. llama and resnet were measured later: one "
-        "of their rows, resnet's checkpointed layers, was outside by 0.8 %, and the interval of checkpointing was "
-        "widened for it.",
+        "its allocations are replayed under each change; then the job is dry-run under the real policy. The intervals "
+        "were set after the first three models; resnet's checkpointed layers were outside by 0.8 % at first, and the "
+        "interval of checkpointing was widened for it.",
         ("job and change", "dry run under the policy", "by the snapshot", "error", "expected"),
         rows,
-        verdict("within the interval that suggest prints", passed=all(is_within)),
+        Bar(
+            "within the interval that suggest prints",
+            f"{sum(is_within)} of {len(is_within)}",
+            passed=all(is_within),
+        ),
         page="suggest.md",
     )
 
