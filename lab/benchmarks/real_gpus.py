@@ -165,8 +165,8 @@ def measure(folder: Path, *, quick: bool) -> Section:
         Bar(
             "every peak equal to the byte, but for workspaces that depend on torch's version; reserved within "
             f"{MEDIAN} % in the median and {LARGEST:g} % at worst",
-            f"{exact} of {len(runs)}, {by_version} by version, to the byte; {statistics.median(reserved):.2f} %, "
-            f"{max(reserved):.2f} %",
+            f"{exact} of {len(runs)} equal, {by_version} differ by the version alone; "
+            f"{statistics.median(reserved):.2f} %, {max(reserved):.2f} %",
             passed=exact + by_version == len(runs)
             and statistics.median(reserved) <= MEDIAN
             and max(reserved) <= LARGEST,
