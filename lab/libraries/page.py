@@ -163,7 +163,7 @@ def summary_rows(rows: list[tuple[str, ...]], measured: str) -> list[tuple[str, 
 
 def _largest(errors: list[float]) -> str:
     """Returns the error of the largest size."""
-    return f"{max(errors, key=abs):+.1f} %" if any(errors) else "exact to 0.05 %" if errors else ""
+    return f"{max(errors, key=abs):+.1f} %".replace("+0.0", "0.0") if errors else ""
 
 
 def rows_of(text: str, notes: Notes) -> dict[str, tuple[str, ...]]:
