@@ -102,7 +102,7 @@ test-extras: $(EXTRAS)/.ready ## Run the tests of notebooks, experiment trackers
 	$(EXTRAS)/bin/python -m pytest -n0 -m '' tests/integrations/test_trackers.py tests/integrations/test_notebook_file.py \
 	    tests/docs/test_notebooks.py tests/test_release.py
 
-test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the table of docs/libraries.md.
+test-libraries: $(LIBRARIES)/.ready ## Train small jobs of popular libraries every way, and write the tables of docs/libraries.md.
 	MEMPROF_VISION=$(CURDIR)/$(LIBRARIES)/vision $(LIBRARIES)/bin/python lab/libraries/run.py $(LIBRARIES_ARGS)
 
 test-torch: $(TORCH_VENV)/.ready ## Run what depends on torch with another version of it: make test-torch TORCH=2.15.0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lab.benchmarks.recording import SAMPLES
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section, least_middle_most
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
 from memprof.replay.allocator.recorded import Comparison, compare
@@ -24,10 +25,12 @@ from tests.replay.static.hard_cases import HARD_CASES, read_hard_case
 EVENTS = 1_000_000
 BAR_SECONDS, BAR_BYTES = 5.0, 100.0
 _COUNTS = ("allocations", "segment events", "final blocks")
+COLUMNS = ("Recording", "history", *_COUNTS, "ties", "differ", "cut: differ")
 #: Mismatches that are printed of each recording.
 _SHOWN = 10
 #: Ways of planning, and how far above the lower bound the search may be for the samples and for hard cases.
 _PLANS = ("largest first", "best fit", "search")
+HARD_COLUMNS = ("Case", "buffers", *_PLANS, "known", "time")
 STATIC_SHARE, HARD_SHARE = 0.001, 0.06
 #: Seconds for each hard case, and the height into which each is known to fit.
 LIMIT_S, QUICK_LIMIT_S, KNOWN = 60.0, 2.0, 1 << 20
@@ -65,27 +68,29 @@ def allocator_replay(folder: Path, *, quick: bool) -> Section:
     return Section(
         title="The caching allocator's model",
         how=(
-            "Recorded events of real CUDA jobs (memory snapshots from public repositories), replayed: each segment "
-            "with its size, each allocation with its address, and the final blocks, which must all be as "
-            "recorded. Where the history begins in the middle, the state before it is rebuilt backwards from the end; "
-            "the last column is of each recording with a quarter, a half and three quarters of its events cut off. "
-            f"Of {len(rows)} recordings {with_history} have a history; the others contain nothing to replay. "
-            "Ties: the order of equally large free blocks that fits the events; where several do, it is undetermined. "
-            "Not shown by any recording here, and only covered by tests worked out by hand: max_split_size, roundup, "
-            "garbage collection, a full device, released segments, growth of expandable segments, private pools in "
-            "use. "
-            f"Speed on one core, of {events:,} synthetic events: blocks of up to 64 MiB, some 300 alive, "
-            f"{seconds[0]:.1f} s ({seconds[1]:.1f} s with expandable_segments); small blocks, some 60,000 alive and "
-            f"some 26,000 free between them, {seconds[2]:.1f} s ({seconds[3]:.1f} s). "
-            f"{bytes_each:.0f} bytes of memory an event, the columns themselves included."
+            "Public memory snapshots of CUDA jobs, replayed: every segment, address and final block must be as "
+            "recorded. A history that begins in the middle is rebuilt backwards from its end; cut: with a quarter, a "
+            f"half and three quarters of the events cut off. Of {len(rows)} recordings {with_history} have a history. "
+            "Only tests worked out by hand cover max_split_size, roundup, garbage collection, a full device, released "
+            f"segments, growing segments and private pools. {events:,} synthetic events: {seconds[0]:.1f} s "
+            f"({seconds[1]:.1f} s with expandable_segments), with 60,000 small blocks alive {seconds[2]:.1f} s "
+            f"({seconds[3]:.1f} s)."
         ),
-        columns=("Recording", "history", *_COUNTS, "ties", "differ", "cut: differ"),
+        columns=COLUMNS,
         rows=rows,
-        bar=verdict(
+        bar=Bar(
             f"nothing differs, {EVENTS:,} events within {BAR_SECONDS:.0f} s and {BAR_BYTES:.0f} bytes per event",
+            f"{wrong} differ; {max(seconds):.1f} s, {bytes_each:.0f} bytes",
             passed=passed,
         ),
+        brief=brief_of(rows),
     )
+
+
+def brief_of(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the recordings that have a history, without their ties."""
+    with_history = [row for row in rows if row[1] != "none"]
+    return (*COLUMNS[:5], *COLUMNS[6:]), [(*row[:5], *row[6:]) for row in with_history]
 
 
 def busy_requests(events: int) -> Requests:
@@ -150,12 +155,12 @@ def static_planning(folder: Path, *, quick: bool) -> Section:
     return Section(
         title="Static planning",
         how=(
-            "The steady step of each sample recording: the memory its storages need if all lifetimes are known ahead, "
-            "relative to the lower bound (most bytes needed at once), and what the caching allocator would reserve."
+            "The steady step of each sample: the memory its storages need if all lifetimes are known ahead, above the "
+            "lower bound (most bytes needed at once), and what the caching allocator would reserve."
         ),
         columns=("Step", "lower bound, MiB", *_PLANS, "given out", "reserved", "in place", "time"),
         rows=rows,
-        bar=verdict(f"search within {STATIC_SHARE:.1%} of the bound", passed=worst <= STATIC_SHARE),
+        bar=Bar(f"search within {STATIC_SHARE:.1%} of the bound", f"{worst:.2%}", passed=worst <= STATIC_SHARE),
     )
 
 
@@ -184,13 +189,18 @@ def hard_placements(folder: Path, *, quick: bool) -> Section:
     return Section(
         title="Hard placements",
         how=(
-            "The eleven challenging cases of [minimalloc](https://github.com/google/minimalloc) (Moffitt 2023): height "
-            "of the placement above the lower bound, which may not be reachable. A search ends at the bound, or after "
-            f"{limit_s:.0f} s. known: the capacity given to minimalloc. Each placement is checked for overlaps."
+            "The eleven hard cases of [minimalloc](https://github.com/google/minimalloc) (Moffitt 2023): height of the "
+            f"placement above the lower bound, which may not be reachable, after {limit_s:.0f} s at most: least, "
+            "median and largest of the search. known: the capacity given to minimalloc."
         ),
-        columns=("Case", "buffers", *_PLANS, "known", "time"),
+        columns=HARD_COLUMNS,
         rows=rows,
-        bar=verdict(f"search within {HARD_SHARE:.0%} of the bound", passed=worst <= HARD_SHARE),
+        bar=Bar(
+            f"search within {HARD_SHARE:.0%} of the bound",
+            f"{worst:.2%} at most, {sum(row[4] == '+0.00 %' for row in rows)} of {len(rows)} at the bound",
+            passed=worst <= HARD_SHARE,
+        ),
+        brief=(HARD_COLUMNS, least_middle_most(rows, 4)),
     )
 
 

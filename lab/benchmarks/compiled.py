@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.benchmarks.recording import JOBS, MEMPROF, ONE_THREAD, Job, environment, run, run_for_json
-from lab.benchmarks.section import Section, describe_load, middle_and_quartiles, verdict
+from lab.benchmarks.section import Bar, Section, describe_load, least_middle_most, middle_and_quartiles
 from memprof.policies.plan.plan_file import read_plan
 from memprof.trace.store import Trace
 from tests import truth
@@ -46,16 +46,26 @@ def measure(folder: Path, *, quick: bool) -> Section:
             over += [model] if peak > budget else []
             rows[-1] = (*rows[-1][:5], f"{budget:,}", plan, f"{peak:,}")
     median, worst = statistics.median(errors), max(errors)
-    text = f"median error of the peak at most 2%: {median:.3%} (worst {worst:.3%}); plans within their budgets"
+    exact = [row for row in rows if row[2] == row[3]]
     return Section(
         "Compiled jobs",
-        "Small models under torch.compile: peak of the same steps in a real recording, with inductor's kernels, "
-        "and in a dry run, where only its generated Python code runs. Graphs: forwards and backwards compiled. Budget: "
-        "given to `memprof suggest --compile --allow compile` for the job as it is without the compiler; the peak "
-        "beside its plan is that of a real run under it.",
+        "Small models under torch.compile: peak of the same steps in a real recording, with inductor's kernels, and in "
+        "a dry run, where only its generated Python code runs. Budgets are given to `memprof suggest --compile --allow "
+        "compile` for the job without the compiler; the peak is that of a real run under the plan.",
         ("model", "graphs", "measured", "dry run", "error", "budget", "plan", "measured under it"),
         rows,
-        verdict(text, passed=median <= 0.02 and not over),
+        Bar(
+            "median error of the peak at most 2 %, plans within their budgets",
+            f"{median:.3%}, worst {worst:.3%}, {len(rows)} models; {len(over)} over",
+            passed=median <= 0.02 and not over,
+        ),
+        brief=(
+            ("compared", "result"),
+            [
+                (f"dry run equal to the byte ({', '.join(row[0] for row in exact)})", f"{len(exact)} of {len(rows)}"),
+                *((f"{row[0]} within {row[5]} B: {row[6]}", f"{row[7]} B") for row in rows if row[6]),
+            ],
+        ),
     )
 
 
@@ -200,22 +210,27 @@ def compiled_time(folder: Path, *, quick: bool) -> Section:
         plan = read_plan(row.plan).describe()
         rows.append((model, f"{row.budget_bytes:,}", plan, *sizes, step_ms, *middle_and_quartiles(times["ratio"])))
     worst = max(medians, default=0.0)
-    text = (
-        f"time at most {BAR} of torch's own at the same peak (worst {worst:.3f}), each plan within its budget, "
-        f"a plan for every model ({len(found) - len(missing)} of {len(found)})"
-    )
+    fits = [row for row in rows if not row[7]]
     return Section(
         "Time of compiled plans against torch's own budget",
-        "The models of the table above whose forward is one graph. Budget: halfway between the lowest peak that "
-        f"torch's `activation_memory_budget` reached at {_listed(SHARES)}, and its peak at 1. Plan: "
-        "that of `memprof suggest --compile --allow compile` for the job without the compiler. Torch's share: the "
-        f"largest, of these, the plan's own and those {_listed(ABOVE[1:])} above it, whose peak is at most the plan's. "
-        "Peaks: the CPU allocator's own log of runs without a recorder, later steps. Ratio: step under the plan over "
-        "step under torch's share, both in one process, on one thread, in turn at every step; median of the pairs of "
-        f"each of 9 rounds, then median and quartiles over rounds. {load}",
+        "Models whose forward is one graph. Budget: halfway between the peaks that torch's `activation_memory_budget` "
+        f"reaches at {_listed(SHARES)}. Torch's share: the largest of these, the plan's own and those "
+        f"{_listed(ABOVE[1:])} above it whose peak is at most the plan's. Ratio: step under the plan over step under "
+        f"torch's share, in turn in one process, median and quartiles of 9 rounds. {load}",
         ("model", "budget", "plan", "its peak", "torch's share", "its peak", "its step, ms", "ratio", "quartiles"),
         rows,
-        verdict(text, passed=worst <= BAR and not over and not missing),
+        Bar(
+            f"time at most {BAR} of torch's own at the same peak, a plan within its budget for every model",
+            f"{worst:.3f}; {len(found) - len(missing)} of {len(found)}, {len(over)} over",
+            passed=worst <= BAR and not over and not missing,
+        ),
+        brief=(
+            ("model", "plan", "torch's share", "ratio", "quartiles"),
+            [
+                (row[0], row[2], row[4], *row[7:])
+                for row in (*least_middle_most([row for row in rows if row[7]], 7), *fits)
+            ],
+        ),
     )
 
 

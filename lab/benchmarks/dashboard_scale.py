@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from lab.benchmarks.recording import MEMPROF, SAMPLES, environment
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from tests.browsing import find_browser, playwright
 from tests.synthetic import write_synthetic
 
@@ -48,15 +48,15 @@ def measure(folder: Path, *, quick: bool) -> Section:
     columns = tuple(largest)
     return Section(
         "The dashboard",
-        "`memprof dashboard` on recordings of the given numbers of allocations and frees, in headless Chromium on the "
-        "same machine. first: from the start of the process to the first timeline drawn, a new browser profile. zoom, "
-        "cursor: from the key to the picture, or the line about the operator, on the screen, medians; table: the "
-        "server's answer with what is alive at the cursor. server: resident memory afterwards. sent, answered: the "
-        "largest request and answer.",
+        "`memprof dashboard` in headless Chromium on the same machine. first: from the start of the process to the "
+        "first timeline. zoom, cursor: from the key to the screen, medians. table: the answer with what is alive at "
+        "the cursor. server: resident memory. sent, answered: the largest request and answer.",
         ("recording", *columns),
         [(name, *(_cell(row[column]) for column in columns)) for name, row in figures.items()],
-        verdict(
+        Bar(
             f"with {traces[-1][0]}, first timeline within 3 s, zoom 350 ms, table 100 ms, 700 MB",
+            f"{largest['first, s']:.2f} s, {largest['zoom, ms']:.0f} ms, {largest['table, ms']:.0f} ms, "
+            f"{largest['server, MB']:.0f} MB",
             passed=largest["first, s"] <= 3
             and largest["zoom, ms"] <= 350
             and largest["table, ms"] <= 100

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from lab.benchmarks.unseen import ask, chosen_jobs, last_line
 from lab.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, prepare
 from memprof.launch.outcome.plan_marks import REFUSED_STATUS
@@ -97,17 +97,16 @@ def section_of(pairs: list[Pair], failed: list[str], jobs: int) -> Section:
     inside = [pair for pair in ran if pair.least_bytes <= pair.measured_bytes <= pair.most_bytes]
     width = median(pair.width for pair in ran)
     outside = ", ".join(f"{pair.job} under {pair.policy} ({_off(pair)})" for pair in ran if pair not in inside)
-    text = f"{COVERAGE:.0%} of measured peaks inside, median width {WIDTH:.0%}: "
-    text += f"{len(inside)} of {len(ran)} ({len(inside) / len(ran):.1%}), {width:.1%}"
+    bar = f"{COVERAGE:.0%} of measured peaks inside, median width {WIDTH:.0%}"
+    text = f"{len(inside)} of {len(ran)} ({len(inside) / len(ran):.1%}), {width:.1%}"
     text += f"; outside: {outside}" if outside else ""
     text += f"; failed: {'; '.join(failed)}" if failed else ""
     how = (
-        f"The {jobs} jobs of the table above, each recorded once and then run under the policies that apply to it. "
-        "`memprof predict` names an interval, without running anything; the run's peak is that of its fullest "
-        "recorded step. Width is given as a share of the interval's upper end."
+        f"The {jobs} unseen jobs, each recorded once and run under the policies that apply to it: the interval of "
+        "`memprof predict` against the fullest recorded step. Width is a share of the interval's upper end."
     )
     passed = len(inside) >= COVERAGE * len(ran) and width <= WIDTH and not failed
-    return Section("Coverage of the intervals", how, COLUMNS, tuple(rows), verdict(text, passed=passed))
+    return Section("Coverage of the intervals", how, COLUMNS, tuple(rows), Bar(bar, text, passed=passed))
 
 
 def _in_order(pairs: list[Pair]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, ROOT, Job, peak_bytes, run, run_for_json
-from lab.benchmarks.section import Section, describe_load, middle_and_quartiles, verdict
+from lab.benchmarks.section import Bar, Section, describe_load, middle_and_quartiles
 from memprof.trace.schema import StepPeaks, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -61,20 +61,25 @@ def recording_cost(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{model}: operators in a step", "", "", f"{ops:,}"))
     return Section(
         "Recording overhead",
-        "One process per recorder, on one thread, in turn, several rounds; the median step of each process, then "
-        "the median over rounds. tiny has 40 layers of width 8 and an optimizer that loops over its parameters, so "
-        "that all its time is overhead; gpt is the sample. memprof records with Python stacks. Its pauses between "
-        "steps (reading out the native events, writing) are given separately; the time torch.profiler and memray take "
-        "to stop is divided over their steps. memray records every allocation of the process, with its Python stack, "
-        f"not operators or tensors. {load}",
-        ("model and recorder", "ms per step", "ratio to plain", "additional µs per operator"),
-        rows,
-        verdict(
-            f"per operator of the tiny model at most 8 µs inside the step ({ours['memprof']:.1f}) and 12 with pauses "
-            f"({ours['memprof with pauses']:.1f})",
+        "Median step of a process per recorder, one thread, in turn over rounds. tiny: 40 layers of width 8, all "
+        "overhead; gpt: the sample; µs are added per operator. memprof's pauses (reading out, writing) and the "
+        f"stopping of torch.profiler and memray, divided over the steps, have rows of their own. {load}",
+        ("recorder", *(f"{model}: {figure}" for model in ("tiny", "gpt") for figure in ("ms", "ratio", "µs"))),
+        side_by_side(rows),
+        Bar(
+            "per operator of the tiny model at most 8 µs inside the step, 12 with pauses",
+            f"{ours['memprof']:.1f} and {ours['memprof with pauses']:.1f} µs",
             passed=ours["memprof"] <= 8 and ours["memprof with pauses"] <= 12,
         ),
     )
+
+
+def side_by_side(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns rows of two models, each named ``model: row``, with both models' cells in one row."""
+    joined: dict[str, list[str]] = {}
+    for name, *cells in rows:
+        joined.setdefault(name.partition(": ")[2], []).extend(cells)
+    return [(name, *cells) for name, cells in joined.items()]
 
 
 def _medians(folder: Path, model: str, *, steps: int, rounds: int) -> tuple[int, dict[str, float]]:
@@ -141,12 +146,11 @@ def after_window(folder: Path, *, quick: bool) -> Section:
                 rows.append((f"{model}, {window}, {clock}", str(count), *middle_and_quartiles(values)))
     return Section(
         "Overhead outside the window",
-        "Median step after the window over that of a plain run of the same length; with the default window, the sizes "
-        "of later inputs are read. Pairs of processes on one thread, in alternating order, median ratio and quartiles. "
-        "Processor time is that of the training thread: other processes affect it less.",
+        "Median step after the window over a plain run's; pairs of processes on one thread, in alternating order. "
+        "Processor time is the training thread's. With the default window, sizes of later inputs are read.",
         ("model and clock", "pairs", "ratio", "quartiles"),
         rows,
-        verdict("ratio of processor times at most 1.01", passed=worst <= 1.01),
+        Bar("ratio of processor times at most 1.01", f"{worst:.3f}", passed=worst <= 1.01),
     )
 
 
@@ -187,19 +191,20 @@ def light_cost(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{model}: additional ms a step", f"{statistics.median(extra) / block / 1e3:.3f}", ""))
     return Section(
         "Overhead of light recordings",
-        "Mean step over that of a plain run of the same length, without the first steps; pairs of processes on one "
-        "thread, in alternating order, median ratio and quartiles. Processor time is that of the training thread, "
-        "including reading out and writing. GPT of 4 layers of width 256, ResNet of 8 blocks on 32 images, LSTM of "
-        "2 layers of 512. A step recorded in full excludes the pauses between steps. Long runs: processor time in one "
-        "process, which is followed and plain in turn by blocks of "
-        f"{' and '.join(f'{size} steps ({model})' for model, size in _BLOCKS.items())}; sum over sum, and quartiles of "
-        f"the blocks. small: the GPT at width 64, on 8 sequences of 32. {load}",
+        "Processor time of the training thread, reading out and writing included, over a plain run's; median ratio of "
+        "pairs of processes, and quartiles. GPT of width 256, ResNet of 8 blocks, LSTM of 2 layers of 512; small: the "
+        "GPT at width 64. Long runs: one process, followed and plain in turn by blocks of "
+        f"{' and '.join(f'{size} steps ({model})' for model, size in _BLOCKS.items())}. {load}",
         ("model and recorder", "ratio to plain", "quartiles"),
         rows,
-        verdict(
-            f"ratio of processor times at most 1.05 in short runs (worst {worst:.3f}), below 1.02 in the second "
-            f"half of long ones ({', '.join(f'{model} {ratio:.4f}' for model, ratio in late.items())})",
+        Bar(
+            "ratio of processor times at most 1.05 in short runs, below 1.02 in the second half of long ones",
+            f"{worst:.3f}; {', '.join(f'{model} {ratio:.4f}' for model, ratio in late.items())}",
             passed=worst <= 1.05 and max(late.values()) < 1.02,
+        ),
+        brief=(
+            ("model and recorder", "ratio to plain", "quartiles"),
+            [row for row in rows if not row[0].endswith((", wall clock", f"of {steps}", ", all"))],
         ),
     )
 
@@ -238,12 +243,14 @@ def swap_disk(folder: Path, *, quick: bool) -> Section:
     is_better = peaks["memprof"] <= peaks["files"] and step_us["memprof"] < step_us["files"]
     return Section(
         "Swap to disk",
-        "A GPT on one thread; saved tensors of its layers from 64 KiB on are moved. A file per tensor is the method "
-        "of PyTorch's tutorial on saved tensor hooks, without parameters. save_on_cpu copies to host memory, where "
-        "this job is already: it saves nothing here and shows what copying alone costs. Peaks from recorded runs, "
-        "times from runs without the recorder: the median over all steps of all rounds but the first two of each. What "
-        "is written passes through the page cache, which the system reclaims when memory is short.",
+        "A GPT on one thread; saved tensors of its layers from 64 KiB on are moved. A file for each tensor is the "
+        "method of PyTorch's tutorial on saved tensor hooks; save_on_cpu copies to host memory, where this job is "
+        "already, and shows what copying costs. Times are medians of runs without the recorder.",
         ("saved tensors", "peak", "ratio", "ms per step", "ratio", "bit-identical loss"),
         rows,
-        verdict("a lower or equal peak and less time than synchronous files", passed=is_better),
+        Bar(
+            "a lower or equal peak and less time than synchronous files",
+            f"peak {peaks['memprof'] / peaks['files']:.2f}, time {step_us['memprof'] / step_us['files']:.2f} of theirs",
+            passed=is_better,
+        ),
     )

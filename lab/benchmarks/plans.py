@@ -6,6 +6,7 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from lab.benchmarks.recording import (
     run_under,
     sample,
 )
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section, bytes_in
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.shard.policy import Shard
@@ -50,6 +51,8 @@ TIME_ERROR_BAR = 0.10
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 #: Jobs that are sharded, and the modules that are checkpointed.
 LAYERS = {"gpt": "layers.*", "resnet": "stages.*"}
+#: Columns and rows of a table that stands for a longer one.
+Brief = tuple[tuple[str, ...], list[tuple[str, ...]]]
 _LOSS = re.compile(r"step (\d+) loss ([0-9.]+)")  # the lines of two ranks may run into one another
 
 
@@ -74,15 +77,28 @@ def fits(folder: Path, *, quick: bool) -> Section:
             peaks = f"{predicted['peak_allocated_bytes']:,}", f"{peak:,}", f"{peak / budget:.1%}"
             times = (f"{(one['step_time_us'] or float('nan')) / 1e3:.1f}" for one in (predicted, measured))
             rows.append((model, f"{share} %", told["plans"][0]["describe"], *peaks, *times))
-    text = f"measured peak within the budget: {count - len(over)} of {count}"
+    text = f"{count - len(over)} of {count}" + (f"; not {', '.join(over)}" if over else "")
     return Section(
         "Suggested plans, applied",
-        "The fastest plan that `memprof suggest` finds at each budget, a share of the recorded peak, and the job run "
+        "The fastest plan that `memprof suggest` finds at budgets of 90 to 30 % of the recorded peak, and the job run "
         "under it, one thread.",
         ("model", "budget", "plan", "predicted peak", "measured peak", "of the budget", "predicted ms", "measured ms"),
         rows,
-        verdict(text + (f"; not {', '.join(over)}" if over else ""), passed=not over),
+        Bar("measured peak within the budget", text, passed=not over),
+        brief=brief_of_fits(rows),
     )
+
+
+def brief_of_fits(rows: Sequence[tuple[str, ...]]) -> Brief:
+    """Returns a row for each model: how many budgets have a plan, and how near the measured peaks came."""
+    short = []
+    for model in dict.fromkeys(row[0] for row in rows):
+        found = [row for row in rows if row[0] == model and row[3]]
+        errors = [bytes_in(row[3]) / bytes_in(row[4]) - 1 for row in found]
+        counts = f"{len(found)} of {sum(row[0] == model for row in rows)}", f"{errors.count(0)}"
+        fullest = max(found, key=lambda row: float(row[5].rstrip("%")))[5]
+        short.append((model, *counts, f"{max(errors, key=abs):+.1%}", fullest))
+    return ("model", "plans found", "predicted to the byte", "largest error", "fullest, of its budget"), short
 
 
 @dataclass(frozen=True)
@@ -176,19 +192,39 @@ def two_faces(folder: Path, *, quick: bool) -> Section:
     worst_peak = max(outcomes, key=lambda outcome: abs(outcome.peak_error))
     worst_time = max(outcomes, key=lambda outcome: abs(outcome.time_error))
     text = (
-        f"checkpoint 0 bytes, swap and loss 1 %, others and combinations 3 %: {len(outcomes) - len(missed)} of "
-        f"{len(outcomes)}; exact to the byte: {sum(outcome.error_bytes == 0 for outcome in outcomes)}; worst "
-        f"{worst_peak.model}, {worst_peak.case.name}, {worst_peak.peak_error:+.2%}; median error of the step time "
-        f"{times:.1%} (bar 10 %), worst {worst_time.model}, {worst_time.case.name}, {worst_time.time_error:+.0%}"
+        f"{len(outcomes) - len(missed)} of {len(outcomes)}, {sum(outcome.error_bytes == 0 for outcome in outcomes)} to "
+        f"the byte, worst {worst_peak.peak_error:+.2%} ({worst_peak.model}, {worst_peak.case.name}); times "
+        f"{times:.1%}, worst {worst_time.time_error:+.0%} ({worst_time.model}, {worst_time.case.name})"
     )
     return Section(
         "Predicted against measured",
-        "Peak of a steady step and its time, predicted from the recording of the plain job and written to a file "
-        "before the run under the plan starts; one thread. Times are medians of the steps without the recorder.",
+        "Peak and time of a steady step, predicted from the plain job's recording before the run under the plan; six "
+        "models, one thread.",
         ("model", "plan", "predicted peak", "measured peak", "error, bytes", "error", "predicted ms", "measured ms"),
         rows,
-        verdict(text, passed=not missed and times <= TIME_ERROR_BAR),
+        Bar(
+            "peaks: checkpoint 0 bytes, swap and loss 1 %, others 3 %; median error of step times 10 %",
+            text,
+            passed=not missed and times <= TIME_ERROR_BAR,
+        ),
+        brief=brief_of_faces(rows),
     )
+
+
+def brief_of_faces(rows: Sequence[tuple[str, ...]]) -> Brief:
+    """Returns a row for each policy, and one for their combinations."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        if row[2] != "-":
+            kind = "combinations" if " + " in row[1] else row[1].split()[0].rstrip(",")
+            groups.setdefault(kind, []).append(row)
+    short = []
+    for kind, found in groups.items():
+        peak = max((float(row[5].rstrip("%")) for row in found), key=abs)
+        late = statistics.median(abs(float(row[6]) / float(row[7]) - 1) for row in found)
+        exact = sum(row[4] == "+0" for row in found)
+        short.append((kind, f"{len(found)}", f"{exact}", f"{peak:+.2f} %", f"{100 * late:.0f} %"))
+    return ("policy", "plans", "to the byte", "largest error", "median error of the time"), short
 
 
 def _try(job: Job, model: str, case: Case, base: Path, folder: Path) -> Outcome:
@@ -250,14 +286,28 @@ def sharding(folder: Path, *, quick: bool) -> Section:
     rows.append(_tracked(folder))
     return Section(
         "Sharding",
-        "One rank's peak, predicted from a recording of one process, against the highest rank's of real gloo processes "
-        "(`memprof record --shard`, scripts without code for ranks), in bytes; losses compared with those of ddp on "
-        "the same ranks, the largest difference of the mean; and the time of the prediction. The last row is torch's "
-        "own FSDPMemTracker with a fake process group, on the same GPT and against the same measurement.",
+        "A rank's peak, predicted from a recording of one process, against the highest of 2 and 4 gloo processes "
+        "(`memprof record --shard`), GPT and ResNet, with and without checkpoints; losses against ddp's on the same "
+        "ranks. The last row is torch's own FSDPMemTracker on the GPT.",
         ("job", "predicted", "measured", "error", "losses", "took"),
         rows,
-        verdict(f"every peak within 3 % (the worst: {worst:.3%})", passed=worst <= 0.03),
+        Bar("every peak within 3 %", f"{worst:.3%} at most, {len(rows) - 1} jobs", passed=worst <= 0.03),
+        brief=brief_of_sharding(rows),
     )
+
+
+def brief_of_sharding(rows: Sequence[tuple[str, ...]]) -> Brief:
+    """Returns a row for each strategy: its largest errors, in bytes and as a share, and how far losses differ."""
+    short = []
+    *ours, theirs = rows
+    for strategy in STRATEGIES:
+        found = [row for row in ours if f" {strategy} over" in row[0]]
+        errors = [bytes_in(row[1]) - bytes_in(row[2]) for row in found]
+        share = max((row[3] for row in found), key=lambda cell: abs(float(cell.rstrip("%"))))
+        losses = max(float(row[4]) for row in found)
+        short.append((strategy, f"{len(found)}", f"{max(errors, key=abs):+,} B", share, f"{losses:g}"))
+    off = f"{bytes_in(theirs[1]) - bytes_in(theirs[2]):+,} B", theirs[3]
+    return ("strategy", "jobs", "largest error", "as a share", "losses differ by"), [*short, (theirs[0], "1", *off, "")]
 
 
 def _run_on(job: str, folder: Path, ranks: int, *flags: str) -> Ran:

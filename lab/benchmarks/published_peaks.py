@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, environment, run
-from lab.benchmarks.section import Section, signed_percent, verdict
+from lab.benchmarks.section import Bar, Section, signed_percent
 from memprof.trace.schema import DeviceMemory, Memory
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -169,7 +169,7 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         rows.append((peak.id, peak.set, peak.what, published, format_bytes(ours.peak_bytes), *errors))
     passed = True
     for kind, bar in BARS.items():
-        judged = [peak for peak in peaks if (peak.kind, peak.what, peak.set) == (kind, "allocated", "evaluation")]
+        judged = _judged(peaks, kind)
         rows += _medians(f"median, {kind}", "evaluation", "allocated", judged, counted)
         passed &= not judged or _median(OURS, judged, counted) <= bar
     for counter in COUNTERS:
@@ -177,21 +177,29 @@ def compare(peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -
         rows += _medians("median, all", "both", counter, of_counter, counted)
     return Section(
         "Published peaks",
-        "Jobs with peaks on GPUs published by others (lab/benchmarks/published: sources, configurations, "
-        "uncertainties), each dry-run for three steps on the same GPU with --device. The third column is the "
-        "published counter: bytes allocated or reserved by torch, or of the whole device, to which the context is "
-        "added, as the source states it or by a rule. Sources that round by one per cent or more are marked. For "
-        "comparison: the highest count of live storages on fake CPU tensors, and torch's MemTracker on the same; "
-        "neither covers reserved bytes, the context, or autocast for CUDA. Each of these ran for "
+        "Peaks on GPUs published by others (lab/benchmarks/published: sources, configurations, uncertainties), each "
+        "dry-run for three steps with --device. bytes: allocated or reserved by torch, or of the whole device, to "
+        "the context is added. Sources that round by one per cent or more are marked. Live storages on fake CPU "
+        "tensors and torch's MemTracker cover neither reserved bytes, the context, nor autocast for CUDA, and ran for "
         f"{PEER_LIMIT_S} s at most. Medians are of the errors' sizes.",
         ("job", "set", "bytes", "published", OURS, "error", *(f"error of {name}" for name in PEERS)),
         rows,
-        verdict("median of allocated bytes, evaluation set: transformers <= 3 %, conv nets <= 8 %", passed=passed),
+        Bar(
+            "median of allocated bytes, evaluation set: transformers <= 3 %, conv nets <= 8 %",
+            ", ".join(
+                f"{kind} {_median(OURS, _judged(peaks, kind), counted):.1f} %" for kind in BARS if _judged(peaks, kind)
+            ),
+            passed=passed,
+        ),
     )
 
 
 def _error(peak: Peak, counted: Counted) -> str:
     return signed_percent(peak.error(counted.peak_bytes) / 100, 1) if counted.peak_bytes else counted.reason
+
+
+def _judged(peaks: Sequence[Peak], kind: str) -> list[Peak]:
+    return [peak for peak in peaks if (peak.kind, peak.what, peak.set) == (kind, "allocated", "evaluation")]
 
 
 def _median(name: str, peaks: Sequence[Peak], counted: Mapping[tuple[str, str], Counted]) -> float:

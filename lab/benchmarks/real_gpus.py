@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.benchmarks import blind_peaks, published_peaks
 from lab.benchmarks.recording import ROOT
-from lab.benchmarks.section import Section, signed_percent, verdict
+from lab.benchmarks.section import Bar, Section, signed_percent
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
 from memprof.analysis.compared.comparison import find_gaps
 from memprof.cli.pages.allocations_page import (
@@ -146,7 +146,7 @@ def measure(folder: Path, *, quick: bool) -> Section:
         by_version += dry.peak_bytes != run.peak_bytes and dry.peak_bytes - run.peak_bytes == version_bytes(run)
         reserved.append(100 * abs(dry.peak_reserved_bytes / run.peak_reserved_bytes - 1))
         counts = (f"{count:,}" for count in (len(run.sizes), len(run.sizes) - missing, extra))
-        sizes = ("peak_bytes", "end_bytes", "peak_reserved_bytes")
+        sizes = ("peak_bytes", "peak_reserved_bytes")
         errors = (_error(getattr(dry, size), getattr(run, size)) for size in sizes)
         name = f"`{run.name}`", f"{run.card}, torch {run.torch}"
         rows.append((*name, *counts, format_bytes(run.peak_bytes), *errors))
@@ -158,14 +158,15 @@ def measure(folder: Path, *, quick: bool) -> Section:
         _write("scatter", draw_scatter(read_points()))
     return Section(
         "Allocations of real GPUs",
-        "What a GPU wrote into a public memory snapshot (tests/real_gpus: sources and licences), beside a dry run of a "
-        "script that does the same; requested bytes, rounded up to 512 on both sides.",
-        ("run", "GPU", *_ALLOCATIONS, "peak", "error of the peak", "of the end", "of reserved"),
+        "What a GPU wrote into a memory snapshot (tests/real_gpus: sources and licences), beside a dry run of a script "
+        "that does the same; requested bytes, rounded up to 512 on both sides.",
+        ("run", "GPU", *_ALLOCATIONS, "peak", "error of the peak", "of reserved"),
         rows,
-        verdict(
-            f"every peak equal to the byte ({exact} of {len(runs)}), but for workspaces that depend on torch's version "
-            f"({by_version}, to the byte); reserved within {MEDIAN} % in the median "
-            f"({statistics.median(reserved):.2f} %) and {LARGEST:g} % at worst ({max(reserved):.2f} %)",
+        Bar(
+            "every peak equal to the byte, but for workspaces that depend on torch's version; reserved within "
+            f"{MEDIAN} % in the median and {LARGEST:g} % at worst",
+            f"{exact} of {len(runs)} equal, {by_version} differ by the version alone; "
+            f"{statistics.median(reserved):.2f} %, {max(reserved):.2f} %",
             passed=exact + by_version == len(runs)
             and statistics.median(reserved) <= MEDIAN
             and max(reserved) <= LARGEST,

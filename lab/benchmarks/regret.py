@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, peak_bytes, run
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.effects import Effects, changed_at_random, find_options
 from memprof.planners.search.explore import explore
@@ -64,15 +64,14 @@ def measure(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{model}, {device or 'CPU'}", f"{len(step.ops):,}", *cells, f"{cliff:.1f}"))
     return Section(
         "Regret of proposed plans",
-        "Step time of `suggest`'s best plan over the recorded step, and in brackets the points by which a search by "
-        "replays alone improves it: single choices of modules are added, removed and exchanged at random for "
-        f"{seconds:.0f} s, from the proposed plan and from the fastest plans of two other combinations of whole-step "
-        "policies, and what is faster and fits is kept. Times are predicted ones on both sides. Last column: the "
-        "largest difference between two budgets 1 % of the peak apart, from 72 to 58 %.",
+        "Predicted step time of `suggest`'s best plan over the recorded step, per cent, and in brackets the points by "
+        f"which {seconds:.0f} s of random changes to it and two other plans improve it. steepest: the largest "
+        "difference between two budgets 1 % of the peak apart, from 72 to 58 %.",
         ("job", "operators", *(f"{share:.0%}" for share in SHARES), "steepest"),
         rows,
-        verdict(
-            f"regret at most {BAR} points: {worst:.2f}; no difference above {CLIFF:.0f} points: {steepest:.1f}",
+        Bar(
+            f"regret at most {BAR} points, no difference above {CLIFF:.0f} points",
+            f"{worst:.2f}; {steepest:.1f}",
             passed=worst <= BAR and steepest <= CLIFF,
         ),
     )

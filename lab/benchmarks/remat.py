@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, ROOT, Job, peak_bytes, reason_of, run, run_for_json
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from memprof.errors import PolicyError
 from memprof.planners.find import find_plan
 from memprof.planners.graph.graph import graph_of
@@ -25,6 +26,8 @@ from memprof.trace.store import Trace
 LAYERS = {"gpt": "layers.*", "resnet": "stages.*", "lstm": "layers.*", "unet": "down.*,up.*", "tree": ""}
 ORDINARY = ("gpt", "resnet", "unet")
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
+#: How rows of budgets that checkpointing sets begin, and the columns that show them.
+_BESIDE = {"checkpoint": "checkpointing", "as checkpoint": "remat at its peak"}
 SHARE_BAR, OPERATOR_BAR_US, TIME_BAR = 0.01, 5.0, 1.03
 
 
@@ -113,29 +116,44 @@ def measure(folder: Path, *, quick: bool) -> Section:
     equal = sum(outcome.is_equal for outcome in outcomes)
     overhead = max((outcome.overhead for outcome in outcomes), default=0.0)
     errors = sorted(abs(outcome.share_error) for outcome in outcomes if outcome.share_error is not None)
+    bar = (
+        "peak within the budget; losses equal to the bit; recomputed share within 1 point; "
+        f"{OPERATOR_BAR_US:.0f} us an operator; larger models {TIME_BAR} x what recomputation explains; never slower "
+        "than checkpointing at its peak"
+    )
     text = (
-        f"peak over budget at most 1.000: highest {over:.4f}; every printed loss equal to the bit: {equal} of "
-        f"{len(outcomes)}; share of recomputation predicted within 1 point: "
-        f"{sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, worst {errors[-1]:.1%}; bookkeeping at most "
-        f"5 us per operator: {all_us - mode_us:.1f} in addition to {mode_us:.1f} that torch takes to call Python; "
-        f"larger models at most {TIME_BAR} x the plain step with the recomputed operators: highest {overhead:.2f} x; "
-        f"never slower than checkpointing at its peak: {', '.join(late) or 'none'} slower"
+        f"{over:.4f}; {equal} of {len(outcomes)}; {sum(error <= SHARE_BAR for error in errors)} of {len(errors)}, "
+        f"worst {errors[-1]:.1%}; {all_us - mode_us:.1f} us besides torch's {mode_us:.1f}; {overhead:.2f} x; "
+        f"slower: {', '.join(late) or 'none'}"
     )
     passed = over <= 1 and equal == len(outcomes) and errors[-1] <= SHARE_BAR and all_us - mode_us <= OPERATOR_BAR_US
     passed &= overhead <= TIME_BAR and not late
+    rows = (*(outcome.row for outcome in outcomes), *refused)
     return Section(
         "Memory cap enforced by remat",
-        "The jobs of tests/policies/jobs, plain and under `memprof record --remat`, on one thread; the peak is the "
-        "highest of the recorded steps, times are of steps without the recorder, after evictions are planned. The "
-        "operators of the first jobs take 10 to 60 us, so that bookkeeping counts; those of the larger ones, "
-        "milliseconds. Checkpoint rows: all repeated layers under activation checkpointing, then remat with their peak "
-        "as its budget. Recomputed: time of recomputation as a share of the rest, in one timed step; recomputed "
-        f"work: the same operators with their times in the plain recording, from which the prediction is made too. "
-        f"{planned} Overhead: CPU time of a step of {small['operators']:,} operators on 32 numbers.",
+        "Jobs of tests/policies/jobs under `memprof record --remat`, one thread; step times are over the plain step, "
+        "without the recorder. Operators of the small jobs take 10 to 60 us, those of the larger ones milliseconds. "
+        "Last columns: activation checkpointing of all repeated layers, and remat with its peak as the budget. "
+        f"Time an operator: of {small['operators']:,} on 32 numbers.",
         ("model", "budget", "peak / budget", "losses", "step time", "recomputed", "recomputed work", "predicted"),
-        (*(outcome.row for outcome in outcomes), *refused),
-        verdict(text, passed=passed),
+        (*rows, ("resnet, planned", "70%", *["-"] * 5, planned)),
+        Bar(bar, text, passed=passed),
+        brief=brief_of(rows),
     )
+
+
+def brief_of(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns a row for each model: budgets that were kept and refused, and the times beside checkpointing."""
+    short = []
+    for model in dict.fromkeys(row[0] for row in rows):
+        own = {row[1]: row for row in rows if row[0] == model}
+        kept = [row for budget, row in own.items() if row[2] != "-" and "checkpoint" not in budget]
+        refused = [budget for budget, row in own.items() if row[2] == "-"]
+        times = "; ".join(f"{row[4]} at {row[1]}" for row in kept)
+        beside = [next((row[4] for budget, row in own.items() if budget.startswith(way)), "") for way in _BESIDE]
+        peak = max((row[2] for row in kept), default="")
+        short.append((model, times, ", ".join(refused) or "none", peak, *beside))
+    return ("model", "step time", "refused", "highest peak / budget", *_BESIDE.values()), short
 
 
 def _within(model: Model, title: str, step: Step, budget: int, printed: bytes, folder: Path) -> Outcome:
@@ -199,7 +217,7 @@ def _planned(folder: Path, *, quick: bool) -> str:
             f"{planner}: schedule {finding.schedule_peak_bytes:,}, predicted {peak_bytes(predicted):,}, measured "
             f"{peak_bytes(measured):,} bytes, again {_share(predicted):.1%} predicted, {_share(measured):.1%} measured"
         )
-    return f"Planned mode, resnet at 70 %, {'; '.join(parts)}."
+    return "; ".join(parts)
 
 
 def _steady(path: Path, model: Model) -> Step:

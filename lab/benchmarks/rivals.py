@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, ask, environment, run, run_for_json
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from tests import truth
 
 SCRIPT, PLANNERS = JOBS / "rivals.py", JOBS / "rival_plans.py"
@@ -127,24 +127,17 @@ def measure(folder: Path, *, quick: bool) -> Section:
     won = sum(budget.is_won() for budget in budgets)
     return Section(
         "Comparison with other planners",
-        "Four models with AdamW on one thread: a GPT of 4 layers, a ViT of 6, a ResNet of 6 blocks and a U-Net of 4 "
-        "levels. Each figure is the step time over the plain one "
-        f"({', '.join(plain_ms)} ms), median of {rounds} rounds in which each ran in a process of its own; 'at 110%' "
-        "marks a peak above the budget. Budgets are shares of what the plain peak has above parameters, buffers and "
-        "AdamW's moments. Peaks are the CPU allocator's own log of a run without a recorder, later steps. Losses are "
-        "those of the plain run, to rounding where the compiler took part: precision is left out everywhere. "
-        f"torch.compile: the fastest of activation_memory_budget {', '.join(f'{share:g}' for share in COMPILED)} that "
-        "fits. memprof: `suggest --allow checkpoint`, and `suggest --forbid precision`, given recordings of the "
-        "model compiled at these budgets, with a chunked loss as well where that applies. Torch's planner and ckptplan "
-        "measure on CUDA only, so they are given operator times and bytes of each block measured here in the same way; "
-        "the optimizer's state, which torch's does not count, is "
-        f"subtracted from its budget. Packages: {', '.join(PACKAGES)}.",
+        f"Step time over the plain one ({', '.join(plain_ms)} ms), median of {rounds} rounds of processes; 'at 110%': "
+        "peak above the budget, a share of what the plain peak has above parameters and AdamW's moments. "
+        f"torch.compile: the fastest activation_memory_budget of {', '.join(f'{share:g}' for share in COMPILED)} that "
+        "memprof: `suggest --allow checkpoint`, and `--forbid precision`. Torch's planner and ckptplan measure on CUDA "
+        f"only, and are given times and bytes measured here. {', '.join(PACKAGES)}.",
         ("model, budget", *COLUMNS),
         [(f"{one.model}, {one.share:.0%}", *(one.cell(column) for column in one.columns)) for one in budgets],
-        verdict(
-            f"ours is never above the budget ({len(planned) - len(over)} of {len(planned)} within, "
-            f"{exact} of them with the predicted peak to the byte) and the fastest of all that fit ({won} of "
-            f"{len(budgets)})",
+        Bar(
+            "never above the budget, and the fastest of all that fit",
+            f"{len(planned) - len(over)} of {len(planned)}, {exact} as predicted to the byte; fastest in {won} of "
+            f"{len(budgets)}",
             passed=not over and won == len(budgets),
         ),
     )

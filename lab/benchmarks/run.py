@@ -9,7 +9,6 @@ With --only, the other tables of the pages are unchanged; each table states when
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import os
 import sys
@@ -22,10 +21,9 @@ sys.path[0] = str(ROOT)  # so that lab.* is found however this file is started
 
 from rich.console import Console  # noqa: E402 - needs the path above
 
+from lab.benchmarks.page import write_pages  # noqa: E402
 from lab.benchmarks.section import Section, describe_machine  # noqa: E402
 
-DOCS = ROOT / "docs"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 #: The benchmarks in the order of their tables, and where each is: a function of its name, or ``measure`` of its module.
 BENCHMARKS = {
     "peak_exactness": "samples",
@@ -106,24 +104,6 @@ def main() -> None:
     if not (args.no_write or args.quick):
         write_pages(sections)
         console.print(f"Written to {', '.join(sorted({f'docs/{section.page}' for section in sections}))}.")
-
-
-def write_pages(sections: list[Section]) -> None:
-    """Replaces the tables of these sections on their pages."""
-    for name in dict.fromkeys(section.page for section in sections):
-        write_page(DOCS / name, [section for section in sections if section.page == name])
-
-
-def write_page(page: Path, sections: list[Section]) -> None:
-    """Replaces the tables of these sections between the markers of a page, in the order of the others or behind."""
-    text = page.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    body, _, tail = rest.partition(END)
-    kept = {part.partition("\n")[0]: f"### {part.strip()}\n" for part in body.split("### ")[1:]}
-    day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    for section in sections:
-        kept[section.title] = f"{section.markdown()}\nMeasured {day} on: {describe_machine()}\n"
-    page.write_text(f"{head}{BEGIN}\n" + "\n".join(kept.values()) + f"{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, environment, peak_bytes, run, run_for_json, sample
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section
 from lab.zoo_catalog import CASES
 from lab.zoo_runs import runs_of
 from memprof.errors import MemprofError
@@ -55,11 +55,11 @@ def peak_exactness(folder: Path, *, quick: bool) -> Section:
         rows.append((f"{name}, step {number}", allocator, f"{ours:,}", f"{ours - true:+,}", f"{theirs:,}", off))
     return Section(
         "Peak against the allocator's own count",
-        "Bytes at the peak of a recorded step: the CPU allocator's own log in a separate process without a recorder "
-        "(tests/truth.py), memprof's replay, and torch's MemTracker around the whole script.",
+        "Bytes at the peak of a recorded step: the CPU allocator's own log in another process without a recorder "
+        "(tests/truth.py), memprof's replay, and torch's MemTracker around the script.",
         ("sample", "allocator", "memprof", "error", "MemTracker", "error of MemTracker"),
         rows,
-        verdict("0 bytes of difference", passed=not any(errors)),
+        Bar("0 bytes of difference", f"{max(map(abs, errors)):,} bytes", passed=not any(errors)),
     )
 
 
@@ -82,7 +82,7 @@ def unknown_share(folder: Path, *, quick: bool) -> Section:
         "Steady step of each sample.",
         ("sample", "peak", "unknown bytes", "share"),
         rows,
-        verdict("at most 1 %", passed=max(shares) <= 0.01),
+        Bar("at most 1 %", f"{100 * max(shares):.2f} %", passed=max(shares) <= 0.01),
     )
 
 
@@ -97,12 +97,13 @@ def fidelity(folder: Path, *, quick: bool) -> Section:
         "samples: losses bit-equal": [losses for losses, _ in equal],
         "samples: final parameters bit-equal": [parameters for _, parameters in equal],
     }
+    same, compared = (sum(count(each) for each in counts.values()) for count in (sum, len))
     return Section(
         "Fidelity",
-        "Each script runs plain and under `memprof record`, on one thread.",
+        "Each script plain and under `memprof record`, on one thread.",
         ("compared", "equal"),
         [(name, f"{sum(are_equal)} of {len(are_equal)}") for name, are_equal in counts.items()],
-        verdict("all equal", passed=all(all(are_equal) for are_equal in counts.values())),
+        Bar("all equal", f"{same} of {compared}", passed=same == compared),
     )
 
 
@@ -135,11 +136,11 @@ def trace_size(folder: Path, *, quick: bool) -> Section:
         rows.append((f"memprof, window of {steps}", format_bytes(size), str(with_ops), *sizes, f"{ratio:.3f}"))
     return Section(
         "Size of a trace",
-        "The sample GPT: the whole .memprof file, and the gzipped Chrome trace of one step by torch.profiler with "
-        "memory, shapes and stacks.",
+        "The sample GPT: the whole .memprof file, and torch.profiler's gzipped Chrome trace of one step with memory, "
+        "shapes and stacks.",
         ("file", "size", "steps in it", "bytes per allocator event", "bytes per operator or use", "ratio for one step"),
         rows,
-        verdict("with the usual window of 3, a step takes at most 1/10 of torch.profiler's", passed=ratio <= 0.1),
+        Bar("a step of a window of 3 takes at most 0.1 of torch.profiler's", f"{ratio:.3f}", passed=ratio <= 0.1),
     )
 
 
@@ -159,21 +160,26 @@ def kills(folder: Path, *, quick: bool) -> Section:
     for name, number, whole in _KINDS:
         found = [_kill(folder, number, draw.uniform(0.3, 6.0), whole=whole) for _ in range(3 if quick else 10)]
         every += found
-        opened = [kill for kill in found if kill.opens]
-        lost = [kill.lost_s for kill in opened]
+        whole_files = [kill for kill in found if kill.opens]
+        lost = [kill.lost_s for kill in whole_files]
         cells = ("", "", "")
-        if opened:
-            steps = max(kill.lost_steps for kill in opened)
+        if whole_files:
+            steps = max(kill.lost_steps for kill in whole_files)
             cells = (f"{statistics.median(lost):.2f}", f"{max(lost):.2f}", str(steps))
-        rows.append((name, f"{len(opened)} of {len(found)}", *cells))
+        rows.append((name, f"{len(whole_files)} of {len(found)}", *cells))
     passed = all(kill.opens and (kill.lost_s <= 1.0 or kill.lost_steps <= 1) for kill in every)
+    opened, most_s = sum(kill.opens for kill in every), max(kill.lost_s for kill in every if kill.opens)
     return Section(
         "Killed jobs",
-        "The sample GPT, every step recorded, killed at random moments after its first step. Lost time is from the "
-        "last operator in the trace to the signal; lost steps were finished (printed) but are not in the trace.",
+        "The sample GPT, every step recorded, killed at random moments. Lost time: from the last recorded operator to "
+        "the signal; lost steps were printed but are not in the trace.",
         ("killed by", "trace opens", "median lost, s", "most lost, s", "most steps lost"),
         rows,
-        verdict("always opens; loses at most one second or one step", passed=passed),
+        Bar(
+            "always opens, loses at most one second or one step",
+            f"{opened} of {len(every)} open, {most_s:.2f} s lost at most",
+            passed=passed,
+        ),
     )
 
 

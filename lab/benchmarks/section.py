@@ -17,6 +17,25 @@ from memprof.units import format_bytes
 
 
 @dataclass(frozen=True)
+class Bar:
+    """What a section is held to.
+
+    Attributes:
+        required: The requirement.
+        measured: The figures held to it.
+        passed: Whether it is met.
+    """
+
+    required: str
+    measured: str
+    passed: bool
+
+    def sentence(self) -> str:
+        """Returns it for the terminal, and for pages without a table of key figures."""
+        return f"Bar: {self.required}. Measured: {self.measured}. {'Met' if self.passed else 'NOT met'}."
+
+
+@dataclass(frozen=True)
 class Section:
     """One benchmark's result.
 
@@ -25,20 +44,23 @@ class Section:
         how: What was measured and how, in a few sentences.
         columns: Column headings; all but the first are set to the right.
         rows: Cells as text.
-        bar: The bar to pass and whether it was passed; empty where there is none.
+        bar: What it is held to; None where there is no bar.
         page: File of docs/ that the table is in.
+        brief: Columns and rows that stand for many rows on the page; all rows are then in a file of `results`.
     """
 
     title: str
     how: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    bar: str = ""
+    bar: Bar | None = None
     page: str = "benchmarks.md"
+    brief: tuple[tuple[str, ...], Sequence[tuple[str, ...]]] | None = None
 
     def table(self) -> Table:
         """Renders the section for the terminal."""
-        table = Table(title=self.title, caption=self.bar or None, title_justify="left", caption_justify="left")
+        caption = self.bar.sentence() if self.bar else None
+        table = Table(title=self.title, caption=caption, title_justify="left", caption_justify="left")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
         for row in self.rows:
@@ -46,19 +68,24 @@ class Section:
         return table
 
     def markdown(self) -> str:
-        """Renders the section for the page."""
+        """Renders the section for the page, without its bar."""
+        columns, rows = self.brief or (self.columns, self.rows)
         lines = [f"### {self.title}", "", self.how, ""]
-        lines.append("| " + " | ".join(self.columns) + " |")
-        lines.append("|---" + "|--:" * (len(self.columns) - 1) + "|")
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
-        if self.bar:
-            lines += ["", f"**{self.bar}**"]
+        lines.append("| " + " | ".join(columns) + " |")
+        lines.append("|---" + "|--:" * (len(columns) - 1) + "|")
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join(lines) + "\n"
 
 
-def verdict(text: str, *, passed: bool) -> str:
-    """Returns the sentence for a bar and whether it was passed."""
-    return f"Bar: {text}: {'passed' if passed else 'NOT passed'}."
+def bytes_in(cell: str) -> int:
+    """Returns the bytes that a cell states, such as ``1,048,576``."""
+    return int(cell.replace(",", ""))
+
+
+def least_middle_most(rows: Sequence[tuple[str, ...]], column: int) -> list[tuple[str, ...]]:
+    """Returns three of many rows: those with the least, the median and the largest number in a column."""
+    ordered = sorted(rows, key=lambda row: float(row[column].replace(",", "").rstrip(" %")))
+    return [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 
 
 def middle_and_quartiles(values: Sequence[float]) -> tuple[str, str]:
@@ -73,10 +100,10 @@ def signed_percent(ratio: float, digits: int = 2) -> str:
 
 
 def describe_machine() -> str:
-    """Returns one paragraph: processor, cores, memory, system and versions."""
+    """Returns processor, cores, memory and versions, in a line."""
     return (
-        f"{_processor()}, {_cores()} cores, {format_bytes(psutil.virtual_memory().total)} of memory, "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {version('torch')}."
+        f"{_processor()}, {_cores()} cores, {format_bytes(psutil.virtual_memory().total)}, "
+        f"Python {platform.python_version()}, torch {version('torch')}."
     )
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from lab.benchmarks.recording import MEMPROF, SAMPLES, environment, imports_of, run, sample
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section, least_middle_most
 from memprof.cli.main import VERBS
 from tests.synthetic import write_synthetic
 
@@ -41,7 +41,7 @@ def report_start(folder: Path, *, quick: bool) -> Section:
     has_torch = any(module == "torch" or module.startswith("torch.") for module in modules)
     return Section(
         "memprof report",
-        "On the trace of the sample GPT, with piped output, from the start of the process; medians.",
+        "On the recording of the sample GPT, from the start of the process; medians.",
         ("figure", "measured"),
         [
             ("first output, s", f"{statistics.median(first for first, _ in times):.2f}"),
@@ -49,7 +49,7 @@ def report_start(folder: Path, *, quick: bool) -> Section:
             ("torch imported", "yes" if has_torch else "no"),
             ("modules imported", f"{len(modules):,}"),
         ],
-        verdict("torch is not imported", passed=not has_torch),
+        Bar("torch is not imported", "imported" if has_torch else "not imported", passed=not has_torch),
     )
 
 
@@ -82,19 +82,23 @@ def verb_start(folder: Path, *, quick: bool) -> Section:
     imported = {name: imports_of(command, folder) for name, command in commands.items()}
     slow = {name: [one for one in _SLOW if one in modules] for name, modules in imported.items()}
     worst = max(taken / click for taken in least.values())
+    columns = ("command", "ms", "times python -c pass", "times import click", "slow imports")
+    rows = [
+        (name, f"{1000 * s:.0f}", f"{s / bare:.2f}", f"{s / click:.2f}", ", ".join(slow[name]) or "none")
+        for name, s in least.items()
+    ]
     return Section(
         "Startup time of each verb",
-        "From the start of the process to its end, medians of interleaved runs; the last column names the slow "
-        f"libraries that are imported, of {', '.join(_SLOW)}.",
-        ("command", "ms", "times python -c pass", "times import click", "slow imports"),
-        [
-            (name, f"{1000 * s:.0f}", f"{s / bare:.2f}", f"{s / click:.2f}", ", ".join(slow[name]) or "none")
-            for name, s in least.items()
-        ],
-        verdict(
-            f"at most {_MOST} times import click (the most: {worst:.2f}), and no slow library",
+        "From start to end of the process, medians of interleaved runs: Python, click, and the fastest, the median and "
+        f"the slowest of the verbs. Slow libraries are {', '.join(_SLOW)}.",
+        columns,
+        rows,
+        Bar(
+            f"at most {_MOST} times import click, no slow library",
+            f"{worst:.2f}, {'some' if any(slow.values()) else 'none'}",
             passed=worst <= _MOST and not any(slow.values()),
         ),
+        brief=(columns, [*rows[:2], *least_middle_most(rows[2:], 1)]),
     )
 
 
@@ -119,13 +123,12 @@ def diff_speed(folder: Path, *, quick: bool) -> Section:
         rows.append((what, f"{took:.2f}", f"{imports:.2f}", "yes" if has_torch else "no"))
     return Section(
         "Diff time",
-        "Medians of whole processes, from start to end; imports by Python's own count (`-X importtime`), which slows "
-        "them a little.",
+        "Medians of whole processes, from start to end; imports by `-X importtime`, which slows them a little.",
         ("diff", "seconds", "of them imports", "torch imported"),
         rows,
-        verdict(
-            f"100,000 operators within {_DIFF_S:.0f} s: {longest:.2f} s; imports within {_IMPORT_S} s and without "
-            f"torch: {slowest:.2f} s",
+        Bar(
+            f"100,000 operators within {_DIFF_S:.0f} s, imports within {_IMPORT_S} s and without torch",
+            f"{longest:.2f} s, {slowest:.2f} s",
             passed=longest <= _DIFF_S and slowest <= _IMPORT_S and is_torch_free,
         ),
     )

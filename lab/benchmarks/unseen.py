@@ -7,12 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from lab.benchmarks.section import Section, verdict
+from lab.benchmarks.section import Bar, Section, bytes_in
 from lab.benchmarks.unseen_jobs import CHECKOUTS, Job, Prepared, losses_of, prepare, read_jobs
 from memprof.errors import MemprofError
 from memprof.trace.schema import Memory
@@ -40,6 +41,19 @@ COLUMNS = (
     "of the budget",
     "within",
     "printed",
+)
+
+
+#: Columns of the page's table.
+SHORT = (
+    "budget",
+    "plans found",
+    "within",
+    "median error of the prediction",
+    "errors",
+    "above the interval",
+    "error of the dry run",
+    "printed the same",
 )
 
 
@@ -149,22 +163,37 @@ def section_of(outcomes: list[Outcome], skipped: list[tuple[Job, str]]) -> Secti
     ran = [outcome for outcome in outcomes if outcome.measured_bytes]
     over = [f"{outcome.job} at {outcome.share} %" for outcome in ran if outcome.is_over]
     failed = [f"{outcome.job} at {outcome.share} %" for outcome in outcomes if outcome.failure]
-    text = f"measured peak within the budget: {len(ran) - len(over)} of {len(ran)}"
+    text = f"{len(ran) - len(over)} of {len(ran)}"
     text += f"; not {', '.join(over)}" if over else ""
     text += f"; failed: {', '.join(failed)}" if failed else ""
     how = (
-        "Public training scripts, and some written for this table in the style of such jobs, on random data, one "
-        "thread (lab/benchmarks/unseen/jobs.toml: repositories, commits, commands). For each budget, a share of the "
-        f"recorded peak: the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, its predicted peak "
-        "and the upper end of its interval, the peak of a dry run under it over the default window (none for remat), "
-        "and that of a run. The last column compares the job's output with that of the plain run: equal, or changed "
-        "where a policy of the plan rounds or splits batches. The scripts by others are not part of this repository: "
-        "clone each into a folder, as owner+name, check out the commit, and name that folder with `--unseen FOLDER`."
+        "Public training scripts, and some in their style, on random data (lab/benchmarks/unseen/jobs.toml: "
+        f"commits, commands). For each budget, the fastest plan that `memprof suggest --time-limit {SEARCH_S}` finds, "
+        "and a run under it."
     )
     if skipped:
         how += " Not run here: " + "; ".join(f"{job.name} ({reason})" for job, reason in skipped) + "."
     rows = tuple(outcome.row() for outcome in outcomes)
-    return Section("Unseen jobs", how, COLUMNS, rows, verdict(text, passed=not over and not failed))
+    met = Bar("measured peak within the budget", text, passed=not over and not failed)
+    return Section("Unseen jobs", how, COLUMNS, rows, met, brief=brief_of(rows))
+
+
+def brief_of(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns a row for each budget: plans found and kept, and how near predictions and dry runs came."""
+    short = []
+    for budget in dict.fromkeys(row[2] for row in rows):
+        own = [row for row in rows if row[2] == budget]
+        ran = [row for row in own if row[7]]
+        if not ran:
+            continue
+        errors = [100 * (bytes_in(row[4]) / bytes_in(row[7]) - 1) for row in ran]
+        above = sum(bytes_in(row[7]) > bytes_in(row[5]) for row in ran)
+        dry = [abs(100 * (bytes_in(row[6]) / bytes_in(row[7]) - 1)) for row in ran if row[6]]
+        equal = sum(row[10] == "equal" for row in ran)
+        counts = f"{len(ran)} of {len(own)}", f"{sum(row[9] == 'yes' for row in ran)}"
+        near = f"{median(map(abs, errors)):.2f} %", f"{min(errors):+.1f} to {max(errors):+.1f} %", f"{above}"
+        short.append((budget, *counts, *near, f"{median(dry):.2f} %, worst {max(dry):.1f} %", f"{equal}"))
+    return SHORT, short
 
 
 def try_job(job: Job, prepared: Prepared, folder: Path, shares: tuple[int, ...] = SHARES) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""Writes the results of the matrix as the table of docs/libraries.md."""
+"""Writes the results of the matrix into results.md, and a row for each library into docs/libraries.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.libraries.cells import Cell, cells
 from lab.libraries.measure import CARDS, VISION
 from memprof.units import format_bytes
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
+PAGE, RESULTS = Path(__file__).resolve().parents[2] / "docs" / "libraries.md", Path(__file__).parent / "results.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 COLUMNS = (
     "cell",
@@ -30,6 +30,7 @@ COLUMNS = (
     "error",
     "day",
 )
+SUMMARY = ("library", "version", "trainings", "dry run", "plan for 70 %", "prediction", "no plan")
 LIBRARIES = (
     *("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "timm", "torch", "torch-geometric", "torchao"),
     *("transformers", "trl", "x-transformers"),
@@ -39,6 +40,7 @@ _REFERENCE, _NOTHING = re.compile(r"\[(\d+)\]"), re.compile(r"(\[\d+\])?")
 _IN_BRACKETS, _BORDER = re.compile(r"\((.*)\)"), re.compile(r"(?<!\\)\|")
 #: Below the table: with what the rows of a day were measured.
 _MEASURED = re.compile(r"^Measured (\d{4}-\d\d-\d\d) with .*$", re.MULTILINE)
+_MACHINE = re.compile(r"^Measured (\S+) with .* on: (.*)$")
 _SENTENCE, _SLASHED = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE), re.compile(r"\\(.)")
 
 
@@ -104,9 +106,9 @@ def summary(cell: Cell, found: dict[str, Any]) -> str:
 
 
 def write_page(found: dict[str, dict[str, Any] | None]) -> None:
-    """Replaces the table between the markers of the page; rows of cells without results stay as they are."""
+    """Replaces the tables of the results and of the page; rows of cells without results stay as they are."""
     notes = Notes()
-    text = PAGE.read_text(encoding="utf-8")
+    text = RESULTS.read_text(encoding="utf-8")
     before = rows_of(text, notes)
     by_cell = {cell.name: row(cell, found[cell.name], notes) for cell in cells() if found.get(cell.name)}
     by_cell = before | by_cell
@@ -120,16 +122,48 @@ def write_page(found: dict[str, dict[str, Any] | None]) -> None:
     order = {number: place for place, number in enumerate(sorted(used), 1)}
     lines = [_REFERENCE.sub(lambda match: f"[{order[int(match[1])]}]", line) for line in lines]
     lines += ["", *(f"{order[number]}. {_escaped(notes.sentences[number - 1])}" for number in sorted(used))]
-    head, _, rest = text.partition(BEGIN)
-    tail = rest.partition(END)[2]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines_of_days = {match[0]: match[1] for match in _MEASURED.finditer(text)}
     lines_of_days = {f"Measured {today} with {versions()} on: {describe_machine()}": today} | lines_of_days
     days = {dict(zip(COLUMNS, each, strict=True))["day"] for each in rows}
-    measured = "".join(f"\n\n{line}" for line, day in lines_of_days.items() if day in days)
-    PAGE.write_text(
-        f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{counts(rows)}{measured}\n{END}{tail}", encoding="utf-8"
-    )
+    measured = [line for line, day in lines_of_days.items() if day in days]
+    _write(RESULTS, "\n".join(lines) + "\n\n" + "\n\n".join([counts(rows), *measured]))
+    short = ["| " + " | ".join(SUMMARY) + " |", "|---|---|--:|---|--:|---|---|"]
+    short += ["| " + " | ".join(each) + " |" for each in summary_rows(rows, measured[0])]
+    machine = _MACHINE.sub(r"Measured up to \1: \2", measured[0])
+    _write(PAGE, "\n".join(short) + f"\n\n{counts(rows)} {machine}")
+
+
+def _write(page: Path, table: str) -> None:
+    """Replaces what is between the markers of a page."""
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def summary_rows(rows: list[tuple[str, ...]], measured: str) -> list[tuple[str, ...]]:
+    """Returns a row for each library.
+
+    Args:
+        rows: Those of all cells.
+        measured: The sentence that names the versions.
+    """
+    by_column = [dict(zip(COLUMNS, each, strict=True)) for each in rows]
+    short = []
+    for library in dict.fromkeys(one["library"] for one in by_column):
+        own = [one for one in by_column if one["library"] == library]
+        found = {name: re.search(rf"\b{name} ([\w.+]+)", measured) for name in library.split(", ")}
+        version = ", ".join(match[1] for match in found.values() if match)
+        dry = [_ratio(match[1]) for one in own if (match := _IN_BRACKETS.search(one["dry run"]))]
+        planned = [_ratio(one["error"]) for one in own if one["error"]]
+        none = ", ".join(one["cell"] for one in own if not one["error"])
+        numbers = f"{len(own)}", _largest(dry), f"{len(planned)} of {len(own)}", _largest(planned)
+        short.append((library, version, *numbers, none))
+    return short
+
+
+def _largest(errors: list[float]) -> str:
+    """Returns the error of the largest size."""
+    return f"{max(errors, key=abs):+.1f} %".replace("+0.0", "0.0") if errors else ""
 
 
 def rows_of(text: str, notes: Notes) -> dict[str, tuple[str, ...]]:

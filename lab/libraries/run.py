@@ -1,4 +1,4 @@
-"""Runs the matrix of libraries, and writes its table into docs/libraries.md.
+"""Runs the matrix of libraries, and writes its tables: lab/libraries/results.md, and docs/libraries.md in short.
 
 python lab/libraries/run.py [--only NAME]... [--again] [--no-write]
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs the matrix of libraries (docs/libraries.md).")
     parser.add_argument("--only", action="append", metavar="NAME", help="measure this cell (repeatable)")
     parser.add_argument("--again", action="store_true", help="measure cells that have results, too")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/libraries.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave both tables as they are")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "libraries", help="where results are kept")
     parser.add_argument("--list", action="store_true", help="print the names of all cells")
     args = parser.parse_args()

@@ -25,3 +25,12 @@ def test_each_run_of_a_gpu_has_its_script_and_live_bytes() -> None:
         assert (real_gpus.FOLDER / "scripts" / f"{run.name}.py").exists()
         assert len(run.live) == len(run.sizes)
         assert int(run.live.max()) == run.peak_bytes
+
+
+def test_the_page_has_what_the_kept_results_say() -> None:
+    """Medians, rows and the bar of docs/how-true.md are those of blind_results.json, and so are the files' rows."""
+    section = blind_peaks.compare(read_peaks(), read_predictions())
+    page = (real_gpus.ROOT / "docs" / "how-true.md").read_text(encoding="utf-8")
+    assert section.markdown() in page
+    assert section.bar is not None
+    assert section.bar.sentence() in page
