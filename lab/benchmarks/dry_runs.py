@@ -183,9 +183,9 @@ def snapshot_plans(folder: Path, *, quick: bool) -> Section:
     ]
     return Section(
         "Changes to an imported snapshot",
-        f"Dry runs of {', '.join(_SNAPSHOTS)} on a virtual A100 write a snapshot, whose allocations are replayed under "
-        "each change, and compared with a dry run under the real policy. The interval of checkpointing was widened for "
-        "resnet, by 0.8 %; the others were set before llama and resnet were measured.",
+        "Snapshots that dry runs on a virtual A100 write are replayed under each change, and compared with a dry run "
+        "under the real policy. The intervals were set before llama and resnet were measured; that of checkpointing "
+        "was widened for resnet by 0.8 %.",
         ("change", "jobs", "error of the peak", "within the interval"),
         rows,
         verdict(
