@@ -18,7 +18,7 @@ VARIABLE = "_MEMPROF_COMPLETE"
 Offer = Callable[[str], list[CompletionItem[str]]]
 
 #: Metavariables that stand for recordings in the verbs' help.
-_RECORDINGS = ("TRACE", "TRACE...", "RUN", "BASE", "HEAD", "[RUN] HEAD")
+_RECORDINGS = ("TRACE", "TRACE...", "RUN", "[BASE] HEAD", "[RUN] HEAD")
 _ENDINGS = (".memprof", ".spool")
 
 

@@ -42,7 +42,7 @@ PAGES = (
     "devices run.memprof --budget 95%",
     "devices run.memprof --budget 95% --write plan.toml",
     "largest run.memprof --budget 90% --allow checkpoint --time-limit 2",
-    "check run.memprof --budget 1MiB",
+    "diff run.memprof --budget 1MiB",
     "diff run.memprof run.memprof",
     "estimate gpt2 --batch 2 --machine rtx3090",
     "estimate --transformer layers=4,width=128,heads=4,vocab=25,positions=128,tied=no --from run.memprof",

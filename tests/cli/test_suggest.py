@@ -271,7 +271,7 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     [
         (("--maximise", "batch"), "largest"),
         (("--maximise=sequence",), "largest"),
-        (("--compare",), "planners"),
+        (("--compare",), "--compare-planners"),
     ],
 )
 def test_options_that_became_verbs_name_them(
@@ -288,7 +288,7 @@ def test_options_that_became_verbs_name_them(
 
 
 def test_a_search_imports_no_published_planner() -> None:
-    """They are for `--planner`, `memprof planners` and the Python interface."""
+    """They are for `--planner`, `--compare-planners` and the Python interface."""
     words = [
         "suggest",
         str(SAMPLES / "gpt" / "run.memprof"),

@@ -88,7 +88,7 @@ def _difference(value: int) -> str:
 
 
 def comparison_to_json(compared: AllocationComparison) -> Json:
-    """Returns the output of `memprof compare-allocations`."""
+    """Returns the output of `memprof diff --allocations`."""
     return {
         "schema": COMPARISON_SCHEMA,
         "equal_in_order": compared.equal,

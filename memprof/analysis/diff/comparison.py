@@ -162,7 +162,7 @@ def open_side(path: str | Path) -> Summary:
 def is_summary(path: str | Path) -> bool:
     """Whether a path is a summary in JSON, judged by its first byte."""
     path = located(path)
-    if path.is_fifo():  # for example a shell's <(memprof summary run.memprof)
+    if path.is_fifo():  # for example a shell's <(memprof export run.memprof --to summary)
         return True
     if not path.is_file() or path.stat().st_size > _LARGEST_SUMMARY_BYTES:
         return False

@@ -146,14 +146,16 @@ def read_summary(text: str, name: str) -> Summary:
     try:
         record = parse_json(text, constants=True)
     except ValueError as error:
-        raise BadInputError(f"{name} is neither a recording nor JSON from memprof summary: {error}.") from error
+        raise BadInputError(
+            f"{name} is neither a recording nor JSON from memprof export --to summary: {error}."
+        ) from error
     version = record.get("memprof_summary") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise BadInputError(f"{name} is JSON, but not from memprof summary: it has no key memprof_summary.")
+        raise BadInputError(f"{name} is JSON, but not from memprof export --to summary: it has no key memprof_summary.")
     if version != SUMMARY_SCHEMA:
         raise BadInputError(
             f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: recreate it with "
-            "memprof summary."
+            "memprof export --to summary."
         )
     try:
         return _read(record)

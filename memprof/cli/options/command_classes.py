@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from memprof.errors import UsageError
 from memprof.launch.parent.settings import read_project_settings
 from memprof.launch.parent.target import CannotStartError
 
@@ -71,6 +73,23 @@ def option_groups(command: click.Command, ctx: click.Context) -> list[tuple[str,
             heading = one.group if isinstance(one, GroupedOption) else OTHER
             groups.setdefault(heading if is_grouped else ALL, []).append(one)
     return list(groups.items())
+
+
+def refuse_others(ctx: click.Context, names: Collection[str], sentence: Callable[[click.Option], str]) -> None:
+    """Rejects options that were typed and belong to another use of a command.
+
+    Args:
+        ctx: The command line.
+        names: Parameters of this use.
+        sentence: Returns what to say of an option, behind its name.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for one in ctx.command.params:
+        is_typed = ctx.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE
+        if is_typed and isinstance(one, click.Option) and one.name not in names:
+            raise UsageError(f"{one.opts[-1]} {sentence(one)}.")
 
 
 class RecordCommand(GroupedCommand):
