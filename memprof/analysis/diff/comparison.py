@@ -16,6 +16,7 @@ from pathlib import Path
 from memprof.analysis.diff.gates import Gate, Verdict, measure, require_phases
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
+from memprof.analysis.report.layer_ranges import fold_alike
 from memprof.errors import InconclusiveError
 from memprof.phases import in_order
 from memprof.trace.files.reading import located, read_text
@@ -256,6 +257,16 @@ def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, 
     # Tuples sort faster than Change objects, and there may be a hundred thousand.
     ordered = sorted((-abs(after - before), -after, name, before) for name, before, after in sizes)
     return tuple(Change(name, before, -after) for _, after, name, before in ordered)
+
+
+def fold_layers(found: Sequence[Change]) -> tuple[Change, ...]:
+    """Sums the changes of repeated layers that changed alike, ``layers.0-11.mlp.0``; the largest is first."""
+    sizes = {one.name: (one.base, one.head) for one in found}
+    summed = [
+        Change(title, len(names) * sizes[names[0]][0], len(names) * sizes[names[0]][1])
+        for title, names in fold_alike(sizes)
+    ]
+    return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
 
 
 def _folded(parts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
