@@ -26,7 +26,7 @@ GUIDES = {
 ENDLESS = ("dashboard",)
 
 #: Verbs whose examples take minutes.
-SLOW = ("largest",)
+SLOW = ("largest", "demo")
 
 #: Verbs whose output is of the machine that built the site, and says where things lie on it.
 TELLS_MACHINE = ("doctor",)

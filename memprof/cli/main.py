@@ -41,12 +41,13 @@ VERBS = {
     "export": "Write a recording in another tool's format, or as a small baseline.",
     "mcp": "Serve these verbs as tools to an agent.",
     "schema": "Print the JSON Schema of a verb's --json output.",
+    "demo": "Record a small job, and make it fit in half of its memory.",
     "doctor": "Check that recording works here and suggest fixes.",
     "completion": "Print the shell completion script.",
 }
 
 #: The verbs that ``memprof --help`` describes; ``memprof help --all`` describes the others, too.
-_FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff")
+_FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff", "demo")
 #: The verbs in ``memprof.cli.verbs.plans``.
 _PLANS = ("suggest", "largest", "devices", "fit", "predict", "emit", "verify")
 
@@ -165,7 +166,7 @@ def _enough_read() -> Iterator[None]:
     cls=LazyVerbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB ...",
-    epilog="Start with: memprof record train.py",
+    epilog="Start with: memprof record train.py, or memprof demo",
 )
 @click.version_option(__version__, prog_name="memprof", message="%(prog)s %(version)s")
 def memprof() -> None:

@@ -86,7 +86,7 @@ def _is_slow(command: Command) -> bool:
         return False
     return (
         command.place.startswith("docs/faq.md")  # its output is compared, too, in test_console.py
-        or command.verb in ("record", "fit", "dashboard", "doctor", "suggest", "largest")
+        or command.verb in ("record", "fit", "dashboard", "demo", "doctor", "suggest", "largest")
         or "--check" in command.words
         or bool(set(reads(command.words)) - SHARED)
     )
