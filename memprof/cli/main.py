@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
         )
     except click.ClickException as error:
-        _with_hint(error).show()
+        _show(_with_hint(error))
         return error.exit_code
     except click.Abort:
         return _INTERRUPTED
@@ -221,6 +221,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return _FAILED
     return status if isinstance(status, int) else 0
+
+
+def _show(error: click.ClickException) -> None:
+    """Prints an error of the command line: its usage, and the message as all others are."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is not None:
+        click.echo(f"{ctx.get_usage()}\nTry '{ctx.command_path} {ctx.help_option_names[0]}' for help.\n", err=True)
+    message = error.format_message()
+    notify(message[:1].lower() + message[1:])
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:

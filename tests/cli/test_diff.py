@@ -78,7 +78,7 @@ def test_gates_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FAILED: gate parameter>+512KiB" in run(capsys, *pair, status=4)
     run(capsys, *pair, "--fail-on", "peak>+50%")
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>>']\n")
-    assert "pyproject.toml: Invalid gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
+    assert "pyproject.toml: invalid gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfails = []\n")
     assert "has no key fails" in run(capsys, *pair, status=2)
 

@@ -280,7 +280,7 @@ def test_options_that_became_verbs_name_them(
     """click's error, and the verb to type instead; another unknown option gets click's error alone."""
     message = run(capsys, "suggest", "run.memprof", "--budget", "50%", *words, status=2)
     option = words[0].partition("=")[0]
-    assert message.splitlines()[-1].startswith(f"Error: No such option {option!r}: ")
+    assert message.splitlines()[-1].startswith(f"memprof: no such option {option!r}: ")
     assert message.rstrip().endswith(f" by memprof {verb}.")
     message = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--maximum", status=2)
     assert "--maximum" in message

@@ -189,7 +189,7 @@ def compare(
     base, head = _median_of(bases), _median_of(heads)
     if base.model and head.model and base.model != head.model:
         raise InconclusiveError(
-            f"The recordings are not comparable: the base is of {base.model}, the head of {head.model}."
+            f"the recordings are not comparable: the base is of {base.model}, the head of {head.model}."
         )
     require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
     names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]

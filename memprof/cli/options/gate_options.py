@@ -45,7 +45,7 @@ def job_words(words: Sequence[str], verb: str) -> tuple[str, ...]:
     """
     job = tuple(words[1:] if words[:1] == ("--",) else words)
     if not job or job == ("-m",):
-        raise UsageError(f"There is no job to run: end the command with it, memprof {verb} ... -- train.py")
+        raise UsageError(f"no job to run: end the command with it, memprof {verb} ... -- train.py")
     return job
 
 

@@ -137,7 +137,7 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
         check_output(output, force=force)
         return
     if not output.parent.is_dir():
-        raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
+        raise UsageError(f"no folder {output.parent} to write {output.name} to: create it first.")
     if not output.exists():
         return
     if not output.is_dir():
