@@ -271,7 +271,6 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     [
         (("--maximise", "batch"), "largest"),
         (("--maximise=sequence",), "largest"),
-        (("--compare",), "--compare-planners"),
     ],
 )
 def test_options_that_became_verbs_name_them(

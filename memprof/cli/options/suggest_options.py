@@ -26,7 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
-    "--compare": "planners are compared by --compare-planners.",
 }
 
 
