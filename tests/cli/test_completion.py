@@ -61,7 +61,11 @@ def test_recordings_are_offered(
     found = offered(folder, "memprof report ", monkeypatch, capsys)
     assert values(found) == ["other run.memprof", "run.memprof", "run.memprof.spool"]
     assert ("dir", "") in found
-    assert values(offered(folder, "memprof diff run.memprof runs/", monkeypatch, capsys)) == ["runs/a.memprof"]
+    for name in ("memory.json", "gpu.pickle"):
+        (folder / "runs" / name).touch()
+    assert values(offered(folder, "memprof report runs/", monkeypatch, capsys)) == ["runs/a.memprof"]
+    compared = ["runs/a.memprof", "runs/gpu.pickle", "runs/memory.json"]
+    assert values(offered(folder, "memprof diff run.memprof runs/", monkeypatch, capsys)) == compared
     assert values(offered(folder, "memprof report nowhere/", monkeypatch, capsys)) == []
     bash = offered(folder, "memprof report ru", monkeypatch, capsys, "bash")
     assert bash == [("plain", "run.memprof"), ("plain", "run.memprof.spool"), ("plain", "runs")]
