@@ -70,7 +70,7 @@ def _offer_of(param: click.Parameter) -> Offer | None:
         if option in simple:
             return simple[option]
         if option == "--device" and param.metavar == "NAME":
-            return _words(_cards)
+            return _words(_cards if param.name == "device" else _machines)
     return _policy_offer(param)
 
 

@@ -93,7 +93,8 @@ def refuse_others(ctx: click.Context, names: Collection[str], sentence: Callable
     for one in ctx.command.params:
         is_typed = ctx.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE
         if is_typed and isinstance(one, click.Option) and one.name not in names:
-            raise UsageError(f"{one.opts[-1]} {sentence(one)}.")
+            name = next((name for name in one.opts if name.startswith("--")), one.opts[0])
+            raise UsageError(f"{name} {sentence(one)}.")
 
 
 class RecordCommand(GroupedCommand):

@@ -19,7 +19,7 @@ _GROUP = "Allocations"
 _TWO = ("bases", "heads", "ignore", "explains", "output", "fail_on", "warn_on", "rows")
 _ONE = ("budget", "machine", "fail_on", "warn_on")
 _ALL = ("form", "is_json")
-_ALLOCATIONS = ("allocations", "device", "tolerance", "figure", "in_dashboard", "rows")
+_ALLOCATIONS = ("allocations", "machine", "tolerance", "figure", "in_dashboard", "rows")
 
 
 @click.command(
@@ -38,7 +38,14 @@ Examples:
 @option("--fail-on", group="Limits", multiple=True, metavar="GATE", help=_GATE)
 @option("--warn-on", group="Limits", multiple=True, metavar="GATE", help="Warn if this is exceeded.")
 @option("--budget", group="Limits", metavar="SIZE", help="Without BASE: maximum peak of allocated bytes, 40GiB.")
-@option("--machine", group="Limits", metavar="NAME", help="Without BASE: budget of this device, such as rtx3090.")
+@option(
+    "--device",
+    "--machine",
+    "machine",
+    group="Limits",
+    metavar="NAME",
+    help="Without BASE: budget of this device, such as rtx3090. Of a snapshot: dry-run the script on this GPU.",
+)
 @option("--base", "bases", group="Sides", multiple=True, metavar="TRACE", help="Another recording of the base.")
 @option("--head", "heads", group="Sides", multiple=True, metavar="TRACE", help="Another recording of the head.")
 @option(
@@ -54,7 +61,6 @@ Examples:
     is_flag=True,
     help="Compare those of a GPU with a dry run's, one by one.  [default: if BASE is a memory snapshot]",
 )
-@option("--device", group=_GROUP, metavar="NAME", help="Dry-run the script behind -- on this GPU.")
 @option(
     "--tolerance",
     group=_GROUP,
@@ -112,7 +118,7 @@ def diff(ctx: click.Context, /, sides: tuple[str, ...], is_json: bool, form: str
     """
     form = "json" if is_json else form
     base, rest = sides[0], sides[2:] if sides[1:2] == ("--",) else sides[1:]
-    if flags.pop("allocations") or flags["device"] is not None or _is_snapshot(base):
+    if flags.pop("allocations") or _is_snapshot(base):
         refuse_others(ctx, (*_ALLOCATIONS, *_ALL), lambda _: "does not apply to the allocations of a GPU: leave it out")
         if form not in ("text", "json", "markdown"):
             raise UsageError(f"--format {form} is for two recordings: for allocations, give text, json or markdown.")

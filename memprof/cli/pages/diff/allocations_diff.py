@@ -22,7 +22,7 @@ def compare_allocations(
     snapshot: str,
     rest: Sequence[str],
     *,
-    device: str | None,
+    machine: str | None,
     tolerance: str,
     rows: int,
     figure: str | None,
@@ -34,7 +34,7 @@ def compare_allocations(
     Args:
         snapshot: What the job wrote on a GPU.
         rest: A snapshot or a recording; with a device the job's script and its arguments.
-        device: The GPU to simulate; None where both files exist.
+        machine: The GPU to simulate; None where both files exist.
         tolerance: Largest error of the peak, a percentage.
         rows: Kinds of differences to list at most.
         figure: SVG file to draw both sides' live bytes to; None for none.
@@ -61,14 +61,14 @@ def compare_allocations(
         importlib.import_module("memprof_dashboard.command").require_dash()
     real = read_sequence(snapshot)
     with ExitStack() as stack:
-        if device is None:
+        if machine is None:
             if len(rest) > 1 or rest[0].endswith(".py"):
                 raise UsageError("to dry-run a script, name the GPU of the snapshot: --device rtx4090.")
             compared = compare_sequences(real, read_sequence(rest[0]))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-compare-"))
-            compared = _dry_run(real, list(rest), device, Path(folder))
-        _show(compared, device or "", rows, figure, form)
+            compared = _dry_run(real, list(rest), machine, Path(folder))
+        _show(compared, machine or "", rows, figure, form)
         if in_dashboard:
             importlib.import_module("memprof_dashboard.command").show_allocations(
                 Path(snapshot), Path(compared.dry.source)
