@@ -49,7 +49,7 @@ def demo(folder: Path, budget: str) -> int:
     commands = (
         ("Record a training job, unchanged.", "record -o run.memprof train.py"),
         ("Where does its memory go?", "report run.memprof --top 5"),
-        (f"What makes it fit in {budget}?", f"{search} --forbid swap --write plan.toml"),
+        (f"Which layers to recompute, to fit in {budget}?", f"{search} --allow checkpoint --write plan.toml"),
         ("Train under that plan.", "record --plan plan.toml -o fits.memprof train.py"),
         ("Was the prediction right?", "verify plan.toml run.memprof fits.memprof"),
     )
@@ -70,6 +70,7 @@ def demo(folder: Path, budget: str) -> int:
     page.say(f"The script, both recordings and the plan are in {folder}.", "bold")
     page.add_next(
         (f"memprof dashboard {place}/run.memprof {place}/fits.memprof", "compare both in a browser"),
+        (f"memprof suggest {place}/run.memprof --budget {shlex.quote(budget)}", "search with every technique"),
         ("memprof record path/to/train.py", "your own job"),
     )
     page.write()
