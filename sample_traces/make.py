@@ -37,7 +37,8 @@ def make(folder: Path) -> dict[str, Any]:
         report = subprocess.run(
             [*memprof, "report", "--json", "run.memprof"], cwd=place, check=True, capture_output=True, text=True
         )
-        subprocess.run([*memprof, "summary", "run.memprof", "-o", "memory.json"], cwd=place, check=True)
+        summary = ["export", "run.memprof", "--to", "summary", "-o", "memory.json"]
+        subprocess.run([*memprof, *summary], cwd=place, check=True)
         for name in ("run.memprof", "memory.json"):  # the second is the baseline of the project's own memory gate
             shutil.move(place / name, folder / name)
     finally:

@@ -39,7 +39,7 @@ _GPT, _LSTM, _RESNET = (str(_SAMPLES / name / "run.memprof") for name in ("gpt",
 FILES = (
     ("predict", _GPT, "--precision", "bf16", "--write", "plan.toml"),
     ("export", _GPT, "--to", "snapshot", "-o", "snapshot.pickle"),
-    ("summary", _GPT, "-o", "memory.json"),
+    ("export", _GPT, "--to", "summary", "-o", "memory.json"),
     ("import", "full.pickle", "-o", "full.memprof"),
     ("import", "end.pickle", "-o", "end.memprof"),
 )
@@ -57,10 +57,10 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("report", *_IMPORTED, "end.memprof", "--leaks", "--json"),
     ),
     "report-ranks": tuple(("report", one, "--by", "rank", "--json") for one in (_GPT, _RANKS)),
-    "summary": tuple(("summary", one, "--json") for one in (_GPT, _LSTM, "end.memprof", _RANKS)),
-    "check": (
-        *(("check", one, "--budget", "1GiB", "--json") for one in (_GPT, "end.memprof", _RANKS)),
-        ("check", _GPT, "--fail-on", "growth>0", "--json"),
+    "export-summary": tuple(("export", one, "--to", "summary") for one in (_GPT, _LSTM, "end.memprof", _RANKS)),
+    "diff-check": (
+        *(("diff", one, "--budget", "1GiB", "--json") for one in (_GPT, "end.memprof", _RANKS)),
+        ("diff", _GPT, "--fail-on", "growth>0", "--json"),
     ),
     "diff": (
         ("diff", _GPT, _GPT, "--fail-on", "peak>+2%", "--format", "json"),
@@ -86,18 +86,20 @@ SLOW_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("suggest", "snapshot.memprof", "--budget", "1%", "--json"),
     ),
     "devices": (("devices", "run.memprof", "--budget", "60%", "--json"),),
-    "planners": (("planners", "run.memprof", "--time-limit", "0.1", "--json"),),
+    "suggest-compare-planners": (("suggest", "run.memprof", "--compare-planners", "--time-limit", "0.1", "--json"),),
     "doctor": (("doctor", "--quick", "--json"),),
     "largest": (("largest", "batch8.memprof", "--also", "batch16.memprof", "--budget", "80MiB", "--json"),),
     "fit": (("fit", "--budget", "60%", "--json", "train.py"),),
-    "compare-allocations": (("compare-allocations", "--json", "gpu.pickle", "dry-run.pickle"),),
-    "bisect": (("bisect", "--json", "HEAD~1", "HEAD", "--", "train.py"),),
+    "diff-allocations": (("diff", "--json", "gpu.pickle", "dry-run.pickle"),),
+    "history-bisect": (("history", "--bisect", "HEAD~1..HEAD", "--json", "--", "train.py"),),
     "history": (("history", "--json", "--commits", "HEAD~2..HEAD", "train.py"),),
 }
 
 
 #: The key of an output's version, where it is not ``schema``.
-VERSION_KEYS = {"summary": "memprof_summary"}
+VERSION_KEYS = {"export-summary": "memprof_summary"}
+#: Titles that are not made of the name.
+_TITLES = {"export-summary": "memprof export --to summary", "diff-check": "memprof diff TRACE --json"}
 
 
 def make_files(folder: Path) -> None:
@@ -139,7 +141,7 @@ def slow_values(name: str, workshop: Workshop) -> list[Any]:
     values = []
     for words in SLOW_OUTPUTS[name]:
         folder = workshop.bench([words])
-        if name in ("bisect", "history"):
+        if name.startswith("history"):
             _commit_batches(folder)
         done = run_command(["memprof", *words], folder)
         assert done.status in (0, 3, 4), (words, done)
@@ -269,7 +271,7 @@ def _rewrite(names: Iterable[str]) -> None:
             head = {
                 "$schema": "https://json-schema.org/draft/2020-12/schema",
                 "$id": f"urn:memprof:json:{name}:{values[0][key]}",
-                "title": f"memprof {name.replace('report-', 'report --')} --json",
+                "title": _TITLES.get(name, f"memprof {name.replace('-', ' --', 1)} --json"),
             }
             path.write_text(json.dumps(head | body, indent=1) + "\n", encoding="utf-8")
 

@@ -31,7 +31,7 @@ for words in (
     ["suggest", run, "--budget", "60%", "--time-limit", "2", "--write", "plan.toml"],
     ["predict", run, "--plan", "plan.toml"],
     ["diff", run, run],
-    ["summary", run, "-o", "summary.json"],
+    ["export", run, "--to", "summary", "-o", "summary.json"],
     ["export", run, "--to", "snapshot", "-o", "snapshot.pickle"],
     ["import", "snapshot.pickle", "-o", "imported.memprof"],
 ):

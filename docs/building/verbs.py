@@ -18,24 +18,21 @@ GUIDES = {
     "devices": "sharding.md",
     "predict": "policies.md",
     "verify": "policies.md",
-    "bisect": "history.md",
     "mcp": "agents.md",
     "schema": "agents.md",
-    "check": "diff.md",
-    "summary": "diff.md",
 }
 
 #: Verbs that answer until they are interrupted: their examples are shown and not run.
 ENDLESS = ("dashboard",)
 
 #: Verbs whose examples take minutes.
-SLOW = ("largest", "planners")
+SLOW = ("largest", "demo")
 
 #: Verbs whose output is of the machine that built the site, and says where things lie on it.
 TELLS_MACHINE = ("doctor",)
 
 #: Verbs that need a repository of commits, or a client.
-NEEDS_MORE = ("bisect", "history", "mcp")
+NEEDS_MORE = ("history", "mcp")
 
 #: Which of a verb's examples is run on its page, by its place; the first where it is not here.
 SHOWN = {"fit": 1, "suggest": 1}

@@ -32,8 +32,8 @@ RECIPES = {
     ),
     "sharded.memprof": "memprof record --stop --shard fsdp --world-size 2 -o sharded.memprof train.py",
     "plan.toml": "memprof predict run.memprof --checkpoint layers.* --write plan.toml",
-    "base.json": "memprof summary run.memprof -o base.json",
-    "memory.json": "memprof summary run.memprof -o memory.json",
+    "base.json": "memprof export run.memprof --to summary -o base.json",
+    "memory.json": "memprof export run.memprof --to summary -o memory.json",
     "snapshot.pickle": "memprof export run.memprof --to snapshot -o snapshot.pickle",
     "gpu.pickle": (
         "memprof record --dry-run --device a100-80g -o gpu.memprof train.py --batch-size 8 --snapshot gpu.pickle"

@@ -18,7 +18,7 @@ from memprof.units import format_bytes
 TITLE = "Dry runs against this device"
 HOW = (
     "Each job runs on the device under torch's own memory history, without memprof, from its first allocation to its "
-    "end; then it is dry-run on a virtual card of the same kind, and `memprof compare-allocations` compares the two. "
+    "end; then it is dry-run on a virtual card of the same kind, and `memprof diff --allocations` compares the two. "
     "Requested bytes, rounded up to 512 on both sides; reserved as the allocator had it."
 )
 _ALLOCATIONS = ("allocations", "equal, in order", "more in the dry run")
@@ -148,9 +148,9 @@ def _run(place: Place, card: str, one: Whole) -> dict[str, int | None]:
 
 
 def _compare(place: Place, card: str, one: Whole) -> dict[str, object]:
-    """Dry-runs a job and returns the output of `memprof compare-allocations`."""
+    """Dry-runs a job and returns the output of `memprof diff --allocations`."""
     snapshot = _snapshot(place, one)
-    dry = [*MEMPROF, "compare-allocations", "--device", card, "--json", str(snapshot), "--"]
+    dry = [*MEMPROF, "diff", "--allocations", "--device", card, "--json", str(snapshot), "--"]
     # The exit code is 4 where the peaks differ, which the table shows.
     compared, _ = run(place, [*dry, *command_of(one, snapshot.name)], allowed=(0, 4))
     return json.loads(compared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ VARIABLE = "_MEMPROF_COMPLETE"
 Offer = Callable[[str], list[CompletionItem[str]]]
 
 #: Metavariables that stand for recordings in the verbs' help.
-_RECORDINGS = ("TRACE", "TRACE...", "RUN", "BASE", "HEAD", "[RUN] HEAD")
+_RECORDINGS = ("TRACE", "TRACE...", "RUN", "[BASE] HEAD", "[RUN] HEAD")
 _ENDINGS = (".memprof", ".spool")
+#: What can be compared with a recording: a summary, and a GPU's memory snapshot.
+_COMPARED = (*_ENDINGS, ".json", ".pickle")
 
 
 class Offering(click.ParamType[Any]):
@@ -55,7 +58,7 @@ def _offer_of(param: click.Parameter) -> Offer | None:
     if isinstance(param, click.Argument) and param.name == "words":
         return _any_file
     if param.metavar in _RECORDINGS:
-        return _recordings
+        return partial(_recordings, _COMPARED if param.metavar == "[BASE] HEAD" else _ENDINGS)
     simple: dict[str, Offer] = {
         "--machine": _words(_machines),
         "--planner": _words(_planners),
@@ -67,7 +70,7 @@ def _offer_of(param: click.Parameter) -> Offer | None:
         if option in simple:
             return simple[option]
         if option == "--device" and param.metavar == "NAME":
-            return _words(_cards)
+            return _words(_cards if param.name == "device" else _machines)
     return _policy_offer(param)
 
 
@@ -97,8 +100,8 @@ def _listed(names: Callable[[], list[str]]) -> Offer:
     return offer
 
 
-def _recordings(typed: str) -> list[CompletionItem[str]]:
-    """Completes .memprof files, spool folders and folders to descend into; hidden ones only if typed."""
+def _recordings(endings: tuple[str, ...], typed: str) -> list[CompletionItem[str]]:
+    """Completes files and spool folders of some endings, and folders to descend into; hidden ones only if typed."""
     folder, slash, name = typed.rpartition("/")
     before = folder + slash
     try:
@@ -106,7 +109,7 @@ def _recordings(typed: str) -> list[CompletionItem[str]]:
     except (OSError, RuntimeError):  # no such folder, or no such user: nothing to complete
         return []
     fits = [entry for entry in entries if entry.name.startswith(name) and (name or not entry.name.startswith("."))]
-    found = [entry for entry in fits if entry.name.endswith(_ENDINGS)]
+    found = [entry for entry in fits if entry.name.endswith(endings)]
     if os.environ.get(VARIABLE, "").startswith("bash"):
         # bash completes either words or file names; its script marks these as file names (`completion.py`).
         found = [entry for entry in fits if entry in found or entry.is_dir()]

@@ -31,29 +31,37 @@ VERBS = {
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "largest": "Find the largest batch or sequence that fits a budget.",
     "devices": "Find how many devices a recorded job needs.",
-    "planners": "Compare the planners on a recorded job.",
     "fit": "Find a plan that is measured to make a job fit a budget.",
     "estimate": "Estimate the memory of training a model from published formulas.",
     "predict": "Predict a plan's effect on a recorded job's memory and time.",
     "emit": "Write a plan as PyTorch code, or for another trainer.",
     "verify": "Compare a plan's prediction with a run under it.",
-    "diff": "Compare the memory of two recordings, and guard it in CI.",
-    "compare-allocations": "Compare a real GPU's allocations with a dry run's.",
-    "bisect": "Find the commit that raised a job's memory, by dry runs.",
-    "history": "Follow a job's memory over the commits of its repository.",
-    "check": "Check a recording against a budget.",
-    "summary": "Write a recording's key figures as a small baseline.",
-    "export": "Write a recording in another tool's format.",
+    "diff": "Compare the memory of two recordings, or of one with a budget.",
+    "history": "Follow a job's memory over commits, or find the one that raised it.",
+    "export": "Write a recording in another tool's format, or as a small baseline.",
     "mcp": "Serve these verbs as tools to an agent.",
     "schema": "Print the JSON Schema of a verb's --json output.",
+    "demo": "Record a small job, and make it fit in half of its memory.",
     "doctor": "Check that recording works here and suggest fixes.",
     "completion": "Print the shell completion script.",
 }
 
 #: The verbs that ``memprof --help`` describes; ``memprof help --all`` describes the others, too.
-_FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff")
+_FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff", "demo")
 #: The verbs in ``memprof.cli.verbs.plans``.
-_PLANS = ("suggest", "largest", "devices", "planners", "fit", "predict", "emit", "verify")
+_PLANS = ("suggest", "largest", "devices", "fit", "predict", "emit", "verify")
+
+#: What to type for a former verb. Each runs for one release, and `_words_today` returns the words that it runs.
+FORMER = {
+    "summary": "export --to summary",
+    "check": "diff",
+    "planners": "suggest --compare-planners",
+    "bisect": "history --bisect GOOD..BAD",
+    "compare-allocations": "diff --allocations",
+}
+#: Their options that take no value, and those that have another name now.
+_FLAGS = ("--json", "--row", "--dashboard", "-h", "--help")
+_RENAMED = {"--row": "--format=markdown", "--top": "--rows", "--history": "--file"}
 
 #: Options that other tools have for what ours do.
 _OURS = {"--format": "--json", "--output": "-o", "--memory": "--budget", "--gpu": "--device"}
@@ -90,6 +98,10 @@ class LazyVerbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the verb; for an unknown one, suggests the nearest match."""
+        if args and args[0] in FORMER:
+            if not ctx.resilient_parsing:  # completion
+                notify(f"{args[0]} is now memprof {FORMER[args[0]]}; the old name goes in the next release")
+            args = _words_today(args[0], args[1:])
         # click looks for near matches in this table, which it would otherwise fill by importing every command.
         self.commands = dict.fromkeys(VERBS, self)
         return super().resolve_command(ctx, args)
@@ -118,6 +130,23 @@ class LazyVerbs(click.Group):
             return super().invoke(ctx)
 
 
+def _words_today(former: str, rest: list[str]) -> list[str]:
+    """Returns the words that do what a former verb did."""
+    verb, *more = FORMER[former].split()
+    if former == "summary":
+        return [verb, *more, *(word for word in rest if word != "--json")]  # the only format
+    if former in ("check", "planners"):
+        return [verb, *more, *rest]
+    end = 0  # of the options, which the job's own follow
+    while rest[end:] and rest[end].startswith("-") and rest[end] != "--":
+        end += 1 if rest[end] in _FLAGS or "=" in rest[end] else 2
+    parts = (word.partition("=") for word in rest[:end])
+    options, words = ["".join((_RENAMED.get(name, name), *value)) for name, *value in parts], rest[end:]
+    if former == "bisect":
+        return [verb, *options, "--bisect", "..".join(words[:2]), *words[2:]]
+    return [verb, *more, *options, "--", *words]
+
+
 @contextmanager
 def _enough_read() -> Iterator[None]:
     """Exits quietly when the reader of the output closes the pipe (``| head``)."""
@@ -137,7 +166,7 @@ def _enough_read() -> Iterator[None]:
     cls=LazyVerbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB ...",
-    epilog="Start with: memprof record train.py",
+    epilog="Start with: memprof record train.py, or memprof demo",
 )
 @click.version_option(__version__, prog_name="memprof", message="%(prog)s %(version)s")
 def memprof() -> None:
@@ -172,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
         )
     except click.ClickException as error:
-        _with_hint(error).show()
+        _show(_with_hint(error))
         return error.exit_code
     except click.Abort:
         return _INTERRUPTED
@@ -192,6 +221,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return _FAILED
     return status if isinstance(status, int) else 0
+
+
+def _show(error: click.ClickException) -> None:
+    """Prints an error of the command line: its usage, and the message as all others are."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is not None:
+        click.echo(f"{ctx.get_usage()}\nTry '{ctx.command_path} {ctx.help_option_names[0]}' for help.\n", err=True)
+    message = error.format_message()
+    notify(message[:1].lower() + message[1:])
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:

@@ -210,7 +210,7 @@ def _git(folder: Path, *words: str) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise GitError("Git is not installed, or not on PATH.") from None
+        raise GitError("git is not installed, or not on PATH: commits are read with it.") from None
     except subprocess.TimeoutExpired:
         raise MemprofError(f"git {words[0]} did not end within {_LIMIT_S} s.") from None
     if done.returncode:

@@ -121,13 +121,13 @@ def test_verdict_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """One line on top; 4 if the peaks differ by more than is tolerated; the same figures in JSON."""
     real = snapshot(tmp_path / "real.pickle", _STEP)
     smaller = snapshot(tmp_path / "dry.pickle", [("mm", 60 * _KIB), *_STEP[1:]])
-    assert main(["compare-allocations", real, real]) == 0
+    assert main(["diff", real, real]) == 0
     assert "4 of 4 allocations equal, peak equal to the byte, reserved equal to the byte" in capsys.readouterr().out
-    assert main(["compare-allocations", real, smaller]) == 4
+    assert main(["diff", real, smaller]) == 4
     assert "3 of 4 allocations equal, peak \u22124.167 % (\u22124,096 B)" in capsys.readouterr().out
-    assert main(["compare-allocations", "--tolerance", "5%", real, smaller]) == 0
+    assert main(["diff", "--tolerance", "5%", real, smaller]) == 0
     capsys.readouterr()
-    assert main(["compare-allocations", "--json", real, smaller]) == 4
+    assert main(["diff", "--json", real, smaller]) == 4
     found = json.loads(capsys.readouterr().out)
     assert found["equal_in_order"] == 3
     assert found["peak_error_bytes"] == -4 * _KIB
@@ -137,7 +137,7 @@ def test_verdict_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_row_to_contribute_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cell for each column of docs/how-true.md, without names of files; both lines, and a band where they differ."""
     real, dry = (snapshot(tmp_path / name, _STEP) for name in ("real.pickle", "dry.pickle"))
-    assert main(["compare-allocations", "--row", real, dry]) == 0
+    assert main(["diff", "--format", "markdown", real, dry]) == 0
     row = capsys.readouterr().out.strip()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert len(cells) == len(COLUMNS)
@@ -146,13 +146,13 @@ def test_a_row_to_contribute_and_a_figure(tmp_path: Path, capsys: pytest.Capture
     assert str(tmp_path) not in row
     figure = tmp_path / "both.svg"
     other = snapshot(tmp_path / "other.pickle", [*_STEP[:2], ("mm", 4 * _KIB), *_STEP[3:]])
-    assert main(["compare-allocations", "--figure", str(figure), real, other]) in (0, 4)
+    assert main(["diff", "--figure", str(figure), real, other]) in (0, 4)
     capsys.readouterr()
     text = figure.read_text(encoding="utf-8")
     assert text.count("<polyline") == 2
     assert "3 of 4 equal" in text
     assert "differences (1)" in text
-    assert main(["compare-allocations", "--figure", str(tmp_path / "no" / "both.svg"), real, other]) == 2
+    assert main(["diff", "--figure", str(tmp_path / "no" / "both.svg"), real, other]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert ".pickle" not in row
 
@@ -160,10 +160,10 @@ def test_a_row_to_contribute_and_a_figure(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["real.pickle"], 2, "nothing to compare with"),
+        (["real.pickle"], 2, "nothing to compare the allocations of real.pickle with"),
         (["real.pickle", "--", "train.py"], 2, "--device"),
         (["--tolerance", "much", "real.pickle", "real.pickle"], 2, "is not a percentage"),
-        (["missing.pickle", "real.pickle"], 5, "missing.pickle"),
+        (["--allocations", "missing.pickle", "real.pickle"], 5, "missing.pickle"),
         (["empty.pickle", "real.pickle"], 5, "no history"),
     ],
 )
@@ -179,7 +179,7 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     snapshot(tmp_path / "real.pickle", _STEP)
     (tmp_path / "empty.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
-    assert main(["compare-allocations", *words]) == status
+    assert main(["diff", *words]) == status
     assert sentence in capsys.readouterr().err
 
 
@@ -205,8 +205,8 @@ def test_a_script_is_dry_run_up_to_its_snapshot(
     (tmp_path / "train.py").write_text(_JOB)
     assert record(tmp_path, "--dry-run", "--device", "rtx4090", "train.py", "32").returncode == 0
     before = (tmp_path / "job.pickle").read_bytes()
-    assert main(["compare-allocations", "--device", "rtx4090", "job.pickle", "--", "train.py", "32"]) == 0
+    assert main(["diff", "--device", "rtx4090", "job.pickle", "--", "train.py", "32"]) == 0
     assert "peak equal to the byte" in capsys.readouterr().out
-    assert main(["compare-allocations", "--device", "rtx4090", "job.pickle", "--", "train.py", "640"]) == 4
+    assert main(["diff", "--device", "rtx4090", "job.pickle", "--", "train.py", "640"]) == 4
     assert (tmp_path / "job.pickle").read_bytes() == before
-    assert main(["compare-allocations", "--device", "rtx4090", "job.pickle", "--", "missing.py"]) == 127
+    assert main(["diff", "--device", "rtx4090", "job.pickle", "--", "missing.py"]) == 127

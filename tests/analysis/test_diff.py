@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.analysis.diff import summary_model as summaries
-from memprof.analysis.diff.comparison import Diff, compare, open_side
+from memprof.analysis.diff.comparison import Change, Diff, compare, fold_layers, open_side
 from memprof.analysis.diff.diff_words import moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary, read_summary, summarise, summary_to_json
-from memprof.analysis.report.splits import KINDS
+from memprof.analysis.report.splits import KINDS, NOTHING
 from memprof.cli.pages.diff.diff_data import diff_to_json
 from memprof.cli.pages.diff.diff_output import FORMATS, render
 from memprof.errors import InconclusiveError
@@ -290,3 +290,22 @@ def test_a_committed_summary_stands_for_its_recording(name: str, tmp_path: Path)
         assert found.is_unchanged
         assert explain(found) == ()
     assert math.isfinite(summary.step_time_us)
+
+
+def test_layers_that_changed_alike_share_a_row() -> None:
+    """Their numbers are ranges, and all rows sum to the same; layers that changed otherwise have their own."""
+    parts = [Change(f"layers.{number}", 0, 4 * 1024 if number != 2 else 1024) for number in range(5)]
+    assert fold_layers([*parts, Change(NOTHING, 1024, 0)]) == (
+        Change("layers.0-1,3-4", 0, 16 * 1024),
+        Change("layers.2", 0, 1024),
+        Change(NOTHING, 1024, 0),
+    )
+
+
+def test_ranges_name_no_layer_of_another_row() -> None:
+    """All but one of nine blocks changed alike: ranges of both numbers would include that one."""
+    names = [f"{stage}.{block}" for stage in range(3) for block in range(3)]
+    parts = [Change(name, 0, 2 * 1024 if name == names[8] else 1024) for name in names]
+    assert fold_layers(parts) == (parts[8], *parts[:8])
+    alike = [Change(name, 0, 1024) for name in names]
+    assert fold_layers(alike) == (Change("0-2.0-2", 0, 9 * 1024),)

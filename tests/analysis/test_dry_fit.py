@@ -95,7 +95,7 @@ def _check_that_plans_leave_it_free(trace: Trace, fit: DryFit, capsys: pytest.Ca
     assert room == fit.workspace_bytes[1]
     assert beyond_tensors(trace, world_size=8).room_bytes == room + NCCL.most_bytes
     card = find_machine("rtx4090")
-    for command in ("suggest", "check"):
+    for command in ("suggest", "diff"):
         assert main([command, str(trace.path), "--machine", "rtx4090", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["budget_bytes"] == card.budget_bytes - room, command
     for words, sentence in (("--machine rtx4090", "leaves"), ("--budget 20GiB", f"{format_bytes(room)} larger on")):

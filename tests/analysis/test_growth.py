@@ -106,13 +106,13 @@ def test_what_is_no_growth(adds: set[int], clears: set[int], batch: int) -> None
 
 
 def test_a_gate_is_not_passed_by_steps_that_are_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`check` and `diff` end with 3 where growth is undecided, with 4 where there is some, and with 0 where not."""
+    """`diff` ends with 3 where growth is undecided, with 4 where there is some, and with 0 where not."""
     paths = []
     for name, adds in (("undecided", {0}), ("grows", {0, 2, 4}), ("flat", set[int]())):
         steps = 3 if name == "undecided" else 6
         paths.append(str(tmp_path / f"{name}.memprof"))
         write_trace(paths[-1], [(Manifest(target="train.py"), make_tables(*_job(steps, adds)))])
-    statuses = [main(["check", path, "--fail-on", "growth>0"]) for path in paths]
+    statuses = [main(["diff", path, "--fail-on", "growth>0"]) for path in paths]
     page = capsys.readouterr().out
     assert statuses == [3, 4, 0]
     assert "growth is undecided, these steps are too few: record more of them (`memprof record --steps 12`)" in page
@@ -128,7 +128,7 @@ def test_the_history_of_lbfgs_is_undecided(tmp_path: Path) -> None:
     for described in ("LBFGS closure lbfgs", "Adam foreach fused"):
         path = str(tmp_path / f"{described[:4]}.memprof")
         write_trace(path, [(Manifest(target="train.py", optimizers=(described,)), tables)])
-        statuses.append(main(["check", path, "--fail-on", "growth>0"]))
+        statuses.append(main(["diff", path, "--fail-on", "growth>0"]))
     assert statuses == [3, 4]
 
 

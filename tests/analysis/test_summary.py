@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from memprof.analysis.diff.comparison import open_side
+from memprof.analysis.diff.comparison import compare, open_side
 from memprof.analysis.diff.summary import (
     OTHERS,
     PEAK,
@@ -22,6 +22,7 @@ from memprof.analysis.diff.summary import (
     summarise_step,
     summary_to_json,
 )
+from memprof.analysis.diff.summary_model import _fold_layers, _unfold_layers
 from memprof.analysis.diff.traits import AGAIN, rounds_of, traits_of
 from memprof.analysis.report.breakdown import by_category, by_module, by_op, by_source, hold_at
 from memprof.analysis.report.module_tree import module_tree
@@ -334,3 +335,55 @@ def test_a_recording_without_operators_has_no_summary(tmp_path: Path) -> None:
         summarise(make_trace([[]], []))
     with pytest.raises(BadInputError):
         summarise(Trace.open(tmp_path))
+
+
+def _layered(small: int) -> Summary:
+    """A model of 24 layers of 13 modules, and 60 others of which the last keeps so many bytes."""
+    layers = [f"layers.{layer}.block.{part}" for layer in range(24) for part in range(13)]
+    others = [f"branch_{letter}" for letter in range(60)]
+    sizes = {name: 1024 * (1 + int(name.rpartition(".")[2])) for name in layers}
+    sizes |= {name: 512 + place for place, name in enumerate(others)} | {others[-1]: small}
+    storages = [Storage(name, size, module=name) for name, size in sizes.items()]
+    ops = [Op("aten.mm.default", module=name, makes=[name]) for name in sizes]
+    modules = [Module("", "Net"), *(Module(name) for name in sizes)]
+    return summarise(make_trace([ops], storages, modules=modules))
+
+
+def test_a_small_module_that_grows_is_named_though_the_base_is_a_summary() -> None:
+    """Layers of equal size are one entry of the file, which stays small, and each by itself when it is read."""
+    base, head = _layered(small=4), _layered(small=48 << 20)
+    record = record_of(base)
+    parts = record["spots"][PEAK]["parts"]["module"]
+    assert parts["layers.0-23.block.12"] == 24 * 13 * 1024
+    assert len(json.dumps(record, indent=1)) < 24_000
+    again = read_summary(json.dumps(record), "memory.json")
+    assert again.peak.parts["module"] == base.peak.parts["module"]
+    found = compare([again], [head])
+    assert [(one.name, one.base, one.head) for one in found.peak.parts["module"] if one.bytes] == [
+        ("branch_59", 4, 48 << 20)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "folded"),
+    [
+        ({"a.0": 4, "a.1": 4, "a.3": 4, "b": 4}, {"a.0-1,3": 12, "b": 4}),
+        ({"a.00": 4, "a.01": 4}, {"a.00": 4, "a.01": 4}),  # not as a list numbers its modules
+        ({"a.0-1": 6, "a.2": 2}, {"a.2": 2, OTHERS: 6}),  # a module that is called like a range
+        ({"a.0.b.0": 4, "a.0.b.1": 4, "a.1.b.0": 4}, {"a.0.b.0": 4, "a.0.b.1": 4, "a.1.b.0": 4}),
+    ],
+)
+def test_ranges_of_layers_stand_for_these_and_no_others(parts: dict[str, int], folded: dict[str, int]) -> None:
+    """Whatever modules are called, what is read back is named as it was, or among the others."""
+    assert _fold_layers(parts) == folded
+    named = {name: size for name, size in parts.items() if OTHERS not in folded or name in folded}
+    assert _unfold_layers(folded) == named | {name: size for name, size in folded.items() if name == OTHERS}
+
+
+def test_a_range_of_too_many_layers_is_damage(record: dict[str, Any]) -> None:
+    """A line of text does not become a billion names."""
+    broken = json.loads(json.dumps(record))
+    parts = broken["spots"][PEAK]["parts"]["module"]
+    parts["layers.0-999999999"] = parts.pop("layers.0-3")
+    with pytest.raises(BadInputError, match="names too many modules"):
+        read_summary(json.dumps(broken), "memory.json")

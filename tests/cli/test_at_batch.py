@@ -53,7 +53,7 @@ def test_plans_are_for_that_batch(capsys: pytest.CaptureFixture[str], tmp_path: 
         ),
         (("suggest", GPT, "--budget", "1GiB", "--also", GPT), "--also gives recordings of other sizes"),
         (("predict", GPT, "--checkpoint", "layers.*", "--also", GPT), "--also gives recordings at other sizes"),
-        (("predict", GPT), "There is nothing to predict"),
+        (("predict", GPT), "nothing to predict"),
         (("predict", GPT, "--at-batch", "0"), "--at-batch"),
     ],
 )

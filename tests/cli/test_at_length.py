@@ -111,7 +111,7 @@ def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], folder: Path
     lengths = tmp_path / "lengths.txt"
     words = ["predict", str(folder / "run.memprof"), "--lengths", str(lengths)]
     assert main(words) == 5
-    assert "There is no file" in capsys.readouterr().err
+    assert "no file" in capsys.readouterr().err
     lengths.write_bytes(b"\xff\xfe\x00\x80")
     assert main(words) == 5
     assert len(capsys.readouterr().err.splitlines()) == 1

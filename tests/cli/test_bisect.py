@@ -1,4 +1,4 @@
-"""`memprof bisect` and `memprof history`: regressions planted among 200 commits are found and explained."""
+"""`memprof history`, also with `--bisect`: regressions planted among 200 commits are found and explained."""
 
 from __future__ import annotations
 
@@ -103,7 +103,15 @@ def _bisect(folder: Path, first_bad: int, name: str, count: int = 200, most_runs
     change, gate, words = REGRESSIONS[name]
     plant(folder, first_bad, change, count)
     done = memprof(
-        folder, "bisect", "--json", "--fail-on", gate, f"main~{count - 1}", "main", "--", str(folder / "train.py")
+        folder,
+        "history",
+        "--bisect",
+        f"main~{count - 1}..main",
+        "--json",
+        "--fail-on",
+        gate,
+        "--",
+        str(folder / "train.py"),
     )
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["culprit"]["subject"] == f"change {first_bad}"
@@ -155,12 +163,12 @@ def test_a_regression_is_found_in_the_branch_of_a_merge(tmp_path: Path) -> None:
     git("checkout", "-q", "main")
     git("merge", "-q", "--no-ff", "-X", "theirs", "-m", "merge side", "side")
     commit("notes.txt", "three\n", "change 4")
-    found = json.loads(memprof(tmp_path, "bisect", "--json", "main~3", "main", "--", "train.py").stdout)
+    found = json.loads(memprof(tmp_path, "history", "--bisect", "main~3..main", "--json", "--", "train.py").stdout)
     assert found["culprit"]["subject"] == "side 2: wider"
     assert found["before"]["subject"] == "side 1"
     assert [one["subject"] for one in found["merges"]] == ["merge side"]
     assert "net.py" in found["files"]
-    done = memprof(tmp_path, "bisect", "--history", "h.jsonl", "main~3", "main", "--", "train.py")
+    done = memprof(tmp_path, "history", "--bisect", "main~3..main", "-o", "h.jsonl", "--", "train.py")
     assert "merge side" in done.stdout
 
 
@@ -184,7 +192,7 @@ def test_a_history_is_kept_and_drawn(tmp_path: Path) -> None:
     assert "<script" not in page
     assert 'class="changed"' in page
     known = memprof(
-        tmp_path, "bisect", "--json", "--history", "memory-history.jsonl", "main~4", "main", "--", "train.py"
+        tmp_path, "history", "--bisect", "main~4..main", "--json", "-o", "memory-history.jsonl", "--", "train.py"
     )
     assert json.loads(known.stdout)["runs"] == 0
     real = memprof(tmp_path, "record", "-q", "--stop", "-o", "run.memprof", "train.py")
@@ -196,11 +204,11 @@ def test_wrong_requests_are_refused_before_anything_runs(tmp_path: Path) -> None
     """No job, no repository, commits in the wrong order, unknown devices and gates: a sentence and code 2."""
     plant(tmp_path, 2, {}, count=3)
     for words, expected in (
-        (("bisect", "main~2", "main"), "There is no job to run"),
-        (("bisect", "main", "main", "--", "train.py"), "no commit after main"),
-        (("bisect", "main", "main~1", "--", "train.py"), "main is not an ancestor of main~1"),
-        (("bisect", "--device", "rtx490", "main~2", "main", "--", "train.py"), "rtx490"),
-        (("bisect", "--fail-on", "speed>1", "main~2", "main", "--", "train.py"), "speed"),
+        (("history", "--bisect", "main~2..main"), "no job to run"),
+        (("history", "--bisect", "main..main", "--", "train.py"), "no commit after main"),
+        (("history", "--bisect", "main..main~1", "--", "train.py"), "main is not an ancestor of main~1"),
+        (("history", "--bisect", "main~2..main", "--device", "rtx490", "--", "train.py"), "rtx490"),
+        (("history", "--bisect", "main~2..main", "--fail-on", "speed>1", "--", "train.py"), "speed"),
         (("history",), "has no measurements yet"),
         (("history", "--commits", "main", "train.py"), "write A..B"),
         (("history", "--add", "x.memprof", "train.py"), "give one of them"),

@@ -61,7 +61,11 @@ def test_recordings_are_offered(
     found = offered(folder, "memprof report ", monkeypatch, capsys)
     assert values(found) == ["other run.memprof", "run.memprof", "run.memprof.spool"]
     assert ("dir", "") in found
-    assert values(offered(folder, "memprof diff run.memprof runs/", monkeypatch, capsys)) == ["runs/a.memprof"]
+    for name in ("memory.json", "gpu.pickle"):
+        (folder / "runs" / name).touch()
+    assert values(offered(folder, "memprof report runs/", monkeypatch, capsys)) == ["runs/a.memprof"]
+    compared = ["runs/a.memprof", "runs/gpu.pickle", "runs/memory.json"]
+    assert values(offered(folder, "memprof diff run.memprof runs/", monkeypatch, capsys)) == compared
     assert values(offered(folder, "memprof report nowhere/", monkeypatch, capsys)) == []
     bash = offered(folder, "memprof report ru", monkeypatch, capsys, "bash")
     assert bash == [("plain", "run.memprof"), ("plain", "run.memprof.spool"), ("plain", "runs")]
@@ -79,7 +83,7 @@ def test_the_job_may_be_any_file(
     [
         ("memprof re", ["record", "report"]),
         ("memprof export run.memprof --to p", ["perfetto", "parquet"]),
-        ("memprof check run.memprof --machine a100", ["a100-40gb"]),
+        ("memprof diff run.memprof --machine a100", ["a100-40gb"]),
         ("memprof record --device rtx-40", ["rtx-4080", "rtx-4090"]),
         ("memprof record --precision ", ["bf16", "fp16", "pure-bf16"]),
         ("memprof record --shard z", ["zero1", "zero2"]),
@@ -103,7 +107,7 @@ def test_what_is_offered_is_understood(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every device, policy, planner, table and setting that is offered is read by what takes it."""
-    machines = values(offered(folder, "memprof check --machine ", monkeypatch, capsys))
+    machines = values(offered(folder, "memprof diff --machine ", monkeypatch, capsys))
     assert [find_machine(name) for name in machines] == list(accelerators())
     cards = values(offered(folder, "memprof record --device ", monkeypatch, capsys))
     assert cards

@@ -1,4 +1,4 @@
-"""`memprof diff`, `check` and `summary` as they are typed and read."""
+"""`memprof diff` of two recordings and of one, and the summaries that stand for them, as they are typed and read."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_gates_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FAILED: gate parameter>+512KiB" in run(capsys, *pair, status=4)
     run(capsys, *pair, "--fail-on", "peak>+50%")
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['parameter>>']\n")
-    assert "pyproject.toml: Invalid gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
+    assert "pyproject.toml: invalid gate 'parameter>[here]>'" in run(capsys, *pair, status=2)
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfails = []\n")
     assert "has no key fails" in run(capsys, *pair, status=2)
 
 
 def test_summary_stands_for_its_recording(capsys: pytest.CaptureFixture[str]) -> None:
     """A few kilobytes, against which a recording shows the same change as against the whole."""
-    run(capsys, "summary", "base.memprof", "-o", "base.json")
+    run(capsys, "export", "base.memprof", "--to", "summary", "-o", "base.json")
     assert Path("base.json").stat().st_size < 20_000
     assert "/" not in "".join(json.loads(Path("base.json").read_text())["lines"])
     assert told(capsys, "base.json", "base.memprof")["is_unchanged"]
@@ -212,16 +212,16 @@ def test_explain_names_the_cause_and_the_modules(capsys: pytest.CaptureFixture[s
 
 def test_check_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
     """Within is 0, above is 4, nothing to check and gates of growth are mistakes."""
-    out = run(capsys, "check", "base.memprof", "--budget", "1GiB")
+    out = run(capsys, "diff", "base.memprof", "--budget", "1GiB")
     assert out.startswith("peak 88.92 MiB in forward (aten.nll_loss_forward.default), train.py:102")
     assert "passed: peak 88.92 MiB <= 1.00 GiB" in out
-    out = run(capsys, "check", "base.memprof", "--budget", "80MiB", status=4)
+    out = run(capsys, "diff", "base.memprof", "--budget", "80MiB", status=4)
     assert "FAILED" in out
     assert "next: memprof suggest base.memprof --budget 80MiB" in out
-    told_json = json.loads(run(capsys, "check", "base.memprof", "--fail-on", "phase:backward>1MiB", "--json", status=4))
+    told_json = json.loads(run(capsys, "diff", "base.memprof", "--fail-on", "phase:backward>1MiB", "--json", status=4))
     assert told_json["is_failed"]
-    assert "nothing to check" in run(capsys, "check", "base.memprof", status=2)
-    message = run(capsys, "check", "base.memprof", "--fail-on", "peak>+2%", status=2)
-    assert "limits growth, which needs a base: use memprof diff" in message
+    assert "nothing to compare base.memprof with" in run(capsys, "diff", "base.memprof", status=2)
+    message = run(capsys, "diff", "base.memprof", "--fail-on", "peak>+2%", status=2)
+    assert "limits growth, which needs a base: memprof diff base.memprof base.memprof" in message
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['peak>+2%', 'peak>80MiB']\n")
-    run(capsys, "check", "base.memprof", status=4)
+    run(capsys, "diff", "base.memprof", status=4)

@@ -95,7 +95,7 @@ def test_some_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "ops.parquet", "storages.parquet", "tables.json", "README.txt",
     }  # fmt: skip
     run(SAMPLE, "--to", "parquet", "--tables", "opps", "-o", tmp_path / "none", status=2)
-    assert "Did you mean ops?" in capsys.readouterr().err
+    assert "did you mean ops?" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -113,7 +113,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, capsys: py
         (["--to", "csv", "--at", "3", "-o", "x"], "--at is for --to speedscope"),
         (["--to", "perfetto", "--tables", "ops", "-o", "x"], "--tables is for --to csv and parquet"),
         (["--to", "snapshot", "--lives", "3", "-o", "x"], "--lives is for --to perfetto"),
-        (["--to", "snapshot", "-o", "nowhere/x"], "There is no folder nowhere"),
+        (["--to", "snapshot", "-o", "nowhere/x"], "no folder nowhere"),
         (["--to", "snapshot", "-o", "folder"], "is a folder, but this format is one file"),
         (["--to", "csv", "-o", "file"], "is a file, but this format is a folder"),
     ],

@@ -6,6 +6,8 @@ import ast
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +44,7 @@ PAGES = (
     "devices run.memprof --budget 95%",
     "devices run.memprof --budget 95% --write plan.toml",
     "largest run.memprof --budget 90% --allow checkpoint --time-limit 2",
-    "check run.memprof --budget 1MiB",
+    "diff run.memprof --budget 1MiB",
     "diff run.memprof run.memprof",
     "estimate gpt2 --batch 2 --machine rtx3090",
     "estimate --transformer layers=4,width=128,heads=4,vocab=25,positions=128,tied=no --from run.memprof",
@@ -152,3 +154,49 @@ def test_what_was_probably_meant_is_said(
     shutil.copy(SAMPLES / "gpt" / "run.memprof", "run.memprof")
     assert main(shlex.split(command)) == 2
     assert hint in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("record -o run.memprof torchrun x.py", "memprof record -o run.memprof -- torchrun x.py"),
+        ("record sh -c 'exit 3'", "memprof record -- sh -c 'exit 3'"),
+        ("fit --budget 1GiB accelerate launch x.py", "memprof fit --budget 1GiB -- accelerate launch x.py"),
+    ],
+)
+def test_a_command_without_dashes_is_explained(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher in the place of a script, installed here or not: the command to type has all that was typed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(typed)) == 127
+    said = capsys.readouterr().err
+    assert said.endswith(f"put two dashes before a command, {hint}\n")
+    parse(hint)
+
+
+_STRICT = "import argparse; argparse.ArgumentParser().parse_args()"
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "status", "hint"),
+    [
+        (_STRICT, "train.py --steps 5 x", 2, "memprof record -q -f --steps 5 train.py x"),
+        (_STRICT, "train.py --lr 5", 2, ""),
+        (_STRICT, "-- python train.py --steps 5", 2, ""),
+        ("", "train.py --lr 1 -o run.memprof", 3, "memprof record -q -f -o run.memprof train.py --lr 1"),
+        ("", "train.py --steps 5", 3, ""),
+    ],
+)
+def test_an_option_of_ours_behind_the_script_is_pointed_out(
+    script: str, typed: str, status: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the script rejects it, or the value is a file of memprof's; other options are the script's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "memprof", "record", "-q", "-f", *shlex.split(typed)], capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    said = [line for line in done.stderr.splitlines() if "if it is meant for memprof: " in line]
+    assert [line.partition("if it is meant for memprof: ")[2] for line in said] == ([hint] if hint else [])

@@ -50,8 +50,8 @@ def test_every_verb_opens_what_was_imported(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["peak"]["reserved_bytes"] == 12 * MIB
     out, _ = run(capsys, "diff", "run.memprof", "run.memprof")
     assert out.startswith("Nothing changed")
-    run(capsys, "check", "run.memprof", "--budget", "8MiB")
-    out, _ = run(capsys, "summary", "run.memprof")
+    run(capsys, "diff", "run.memprof", "--budget", "8MiB")
+    out, _ = run(capsys, "export", "run.memprof", "--to", "summary")
     assert json.loads(out)["spots"]["peak"]["bytes"] == 8 * MIB
 
 
@@ -65,16 +65,16 @@ def test_a_peak_that_is_a_lower_bound_leaves_a_budget_undecided(
     events = job()
     (folder / "card.json").write_text(json.dumps(events))
     run(capsys, "import", "card.json", "-o", "card.memprof")
-    run(capsys, "check", "card.memprof", "--budget", "1TiB")
+    run(capsys, "diff", "card.memprof", "--budget", "1TiB")
     for event in events:
         if event["name"] == "[memory]":
             event["args"] |= {"Device Type": 0, "Device Id": -1, "Total Reserved": 0}
     (folder / "late.json").write_text(json.dumps(events))
     run(capsys, "import", "late.json", "-o", "late.memprof")
-    out, _ = run(capsys, "check", "late.memprof", "--budget", "1TiB", status=3)
+    out, _ = run(capsys, "diff", "late.memprof", "--budget", "1TiB", status=3)
     assert "unknown: peak is undecided, at least" in out
     assert "the peak is a lower bound" in out
-    run(capsys, "check", "late.memprof", "--budget", "1KiB", status=4)
+    run(capsys, "diff", "late.memprof", "--budget", "1KiB", status=4)
     run(capsys, "diff", "late.memprof", "late.memprof", "--fail-on", "peak>1TiB", status=3)
 
 

@@ -22,11 +22,11 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_describes_seven_verbs_and_names_the_others(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_eight_verbs_and_names_the_others(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`memprof help --all` describes every one, `memprof help VERB` is the verb's own help."""
     assert command_line.main([flag]) == 0
     first = " ".join(capsys.readouterr().out.split())  # long lines are wrapped
-    assert sum(f" {verb} {summary}" in first for verb, summary in command_line.VERBS.items()) == 7
+    assert sum(f" {verb} {summary}" in first for verb, summary in command_line.VERBS.items()) == 8
     assert all(verb in first for verb in command_line.VERBS)
     assert command_line.main(["help", "--all"]) == 0
     whole = " ".join(capsys.readouterr().out.split())

@@ -55,7 +55,7 @@ def test_every_option_is_in_it(pages: dict[str, str]) -> None:
 def test_groups_of_options_have_headings(pages: dict[str, str]) -> None:
     """Where the help has more than one group; elsewhere the options follow directly."""
     assert "\n.SS Plan and policies\n" in pages["memprof-record.1"]
-    assert ".SS" not in pages["memprof-check.1"]
+    assert ".SS" not in pages["memprof-verify.1"]
 
 
 @GROFF

@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "lstm" / "run.memprof"
 
 #: Every verb that writes a file, and whether it can write through a device or a pipe.
 WRITERS = {
-    "summary": (("summary", "run.memprof", "-o"), True),
+    "summary": (("export", "run.memprof", "--to", "summary", "-o"), True),
     "diff": (("diff", "run.memprof", "run.memprof", "--format", "json", "-o"), True),
     "perfetto": (("export", "run.memprof", "--to", "perfetto", "-f", "-o"), True),
     "speedscope": (("export", "run.memprof", "--to", "speedscope", "-f", "-o"), True),

@@ -121,11 +121,11 @@ def test_plan_that_changes_nothing_predicts_the_recording(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("run.memprof",), 2, "There is nothing to predict: give --plan FILE"),
+        (("run.memprof",), 2, "nothing to predict: give --plan FILE"),
         (("run.memprof", "--checkpoint", "layerz.*"), 2, "No module of the model matches 'layerz.*'; did you mean"),
         (("run.memprof", "--precision", "int3"), 2, "unknown --precision 'int3'"),
         (("run.memprof", "--plan", "absent.toml"), 5, "plan absent.toml does not exist"),
-        (("absent.memprof", "--checkpoint", "layers.*"), 5, "There is no file absent.memprof"),
+        (("absent.memprof", "--checkpoint", "layers.*"), 5, "no file absent.memprof"),
         (("run.memprof", "--checkpoint", "layers.*", "--step", "99"), 2, "no operators of step 99"),
         (("run.memprof", "--checkpoint", "layers.*", "-o", "run.memprof"), 2, "run.memprof exists already"),
         (("run.memprof", "--checkpoint", "layers.*", "--write", "other.toml"), 2, "other.toml exists already"),

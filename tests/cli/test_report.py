@@ -334,7 +334,7 @@ def test_verbs_of_files_import_nothing_large(model_file: Path, tmp_path: Path) -
     """They run on a laptop or a CI machine without torch, and start sooner without pandas and scipy."""
     name, imported = str(model_file), str(tmp_path / "imported.memprof")
     pickled = str(write(tmp_path / "snapshot.pickle", small_job()))
-    gate = ["check", name, "--fail-on", "peak>1TiB"]
+    gate = ["diff", name, "--fail-on", "peak>1TiB"]
     words = [["report", name], ["diff", name, name], gate, ["import", pickled, "-o", imported]]
     script = (
         f"import sys; from memprof.cli.main import main; found = [main(words) for words in {words!r}]; "

@@ -117,7 +117,7 @@ OUTPUTS = {
     "allocator": ["report", "RUN", "--scrub", "--allocator"],
     "static": ["report", "RUN", "--scrub", "--static", "--json"],
     "page.html": ["report", "RUN", "--scrub", "--html", "OUT"],
-    "summary.json": ["summary", "RUN", "--scrub", "-o", "OUT"],
+    "summary.json": ["export", "RUN", "--to", "summary", "--scrub", "-o", "OUT"],
     "csv": ["export", "RUN", "--scrub", "--to", "csv", "-o", "OUT"],
     "parquet": ["export", "RUN", "--scrub", "--to", "parquet", "-o", "OUT"],
     "trace.json.gz": ["export", "RUN", "--scrub", "--to", "perfetto", "-o", "OUT"],

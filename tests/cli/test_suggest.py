@@ -271,7 +271,6 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     [
         (("--maximise", "batch"), "largest"),
         (("--maximise=sequence",), "largest"),
-        (("--compare",), "planners"),
     ],
 )
 def test_options_that_became_verbs_name_them(
@@ -280,7 +279,7 @@ def test_options_that_became_verbs_name_them(
     """click's error, and the verb to type instead; another unknown option gets click's error alone."""
     message = run(capsys, "suggest", "run.memprof", "--budget", "50%", *words, status=2)
     option = words[0].partition("=")[0]
-    assert message.splitlines()[-1].startswith(f"Error: No such option {option!r}: ")
+    assert message.splitlines()[-1].startswith(f"memprof: no such option {option!r}: ")
     assert message.rstrip().endswith(f" by memprof {verb}.")
     message = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--maximum", status=2)
     assert "--maximum" in message
@@ -288,7 +287,7 @@ def test_options_that_became_verbs_name_them(
 
 
 def test_a_search_imports_no_published_planner() -> None:
-    """They are for `--planner`, `memprof planners` and the Python interface."""
+    """They are for `--planner`, `--compare-planners` and the Python interface."""
     words = [
         "suggest",
         str(SAMPLES / "gpt" / "run.memprof"),

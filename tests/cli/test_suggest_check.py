@@ -140,7 +140,7 @@ def test_where_the_job_is_not_there_one_sentence_says_so(
     monkeypatch.chdir(tmp_path)
     text = run(capfd, str(job / "light.memprof"), "--budget", "70%", "--allow", "checkpoint", "--check", "--json")
     assert checked(text) == []
-    assert [one for one in json.loads(text)["warnings"] if one.startswith("no plan was checked: There is no script")]
+    assert [one for one in json.loads(text)["warnings"] if one.startswith("no plan was checked: no script")]
 
 
 def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:

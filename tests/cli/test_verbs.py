@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -57,3 +58,52 @@ def test_a_verb_is_added_by_a_module_and_one_line(
     assert "\\fB\\-\\-loud\\fR" in pages["memprof-greet.1"]
     assert completed("memprof gre", monkeypatch, capsys) == ["greet"]
     assert "--loud" in completed("memprof greet --", monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("summary run.memprof -o memory.json --json", "export --to summary run.memprof -o memory.json"),
+        ("check run.memprof --budget 1GiB --json", "diff run.memprof --budget 1GiB --json"),
+        ("planners run.memprof --time-limit 5", "suggest run.memprof --compare-planners --time-limit 5"),
+        (
+            "bisect --json --fail-on peak>+2% --history h.jsonl v1 HEAD -- train.py --lr 1",
+            "history --json --fail-on peak>+2% -o h.jsonl --bisect v1..HEAD -- train.py --lr 1",
+        ),
+        (
+            "compare-allocations --row --device a100-80g gpu.pickle -- train.py --json",
+            "diff --allocations --format markdown --device a100-80g -- gpu.pickle -- train.py --json",
+        ),
+        ("compare-allocations --top=3 gpu.pickle dry.pickle", "diff --allocations --rows 3 gpu.pickle dry.pickle"),
+    ],
+)
+def test_a_former_verb_is_parsed_as_what_it_is_now(former: str, today: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one line on stderr that says what to type; completion offers none of them, and prints no such line."""
+    context = click.Context(cli.memprof, **cli.memprof.context_settings)
+
+    def params(line: str) -> tuple[str | None, dict[str, object]]:
+        name, command, words = cli.memprof.resolve_command(context, line.split())
+        assert command is not None
+        return name, command.make_context(name, words, parent=context).params
+
+    verb = former.split(maxsplit=1)[0]
+    assert params(former) == params(today)
+    said = capsys.readouterr().err
+    assert said == f"memprof: {verb} is now memprof {cli.FORMER[verb]}; the old name goes in the next release\n"
+    assert verb not in cli.VERBS
+
+
+def test_former_verbs_are_hidden_and_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Exit codes and JSON are those of the verb that replaces them."""
+    assert completed("memprof che", monkeypatch, capsys) == [""]
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.chdir(tmp_path)
+    recording = str(Path(__file__).parents[2] / "sample_traces" / "lstm" / "run.memprof")
+    outputs = []
+    for verb in ("check", "diff"):
+        assert cli.main([verb, recording, "--budget", "1KiB", "--json"]) == 4
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert cli.main(["schema", "check"]) == cli.main(["schema", "diff-check"]) == 0

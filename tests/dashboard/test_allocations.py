@@ -109,7 +109,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     """One recording, or no second one chosen: what to do."""
     workspace = _workspace(tmp_path)
     alone = AllocationsPage().layout(Workspace(workspace.sources[:1]), View())
-    assert "compare-allocations --dashboard" in json.dumps(alone, cls=PlotlyJSONEncoder)
+    assert "memprof diff --dashboard" in json.dumps(alone, cls=PlotlyJSONEncoder)
     assert "compare with" in json.dumps(AllocationsPage().layout(workspace, View()), cls=PlotlyJSONEncoder)
 
 

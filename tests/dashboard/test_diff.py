@@ -15,7 +15,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.diff.comparison import Change, compare
 from memprof.analysis.diff.diff_words import headline
-from memprof.analysis.diff.summary import NOTHING, summarise_step
+from memprof.analysis.diff.summary import summarise_step
 from memprof.analysis.plans.predict import forecast, predicted_trace
 from memprof.errors import InconclusiveError
 from memprof.policies.checkpoint.policy import Checkpoint
@@ -29,8 +29,8 @@ from memprof_dashboard.pages.diff import DiffPage, _parts
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.views.changes import changes, fold_layers, shift, step_time
-from tests.building import Module, Op, Storage, make_step, make_trace
+from memprof_dashboard.views.changes import changes, shift, step_time
+from tests.building import Op, Storage, make_step, make_trace
 from tests.strategies import jobs
 
 KIB = 1024
@@ -192,29 +192,6 @@ def test_phases_are_compared_with_themselves() -> None:
     assert step_time(found) == "1.0 ms in the base, 1.0 ms in the head (+0.0 %)"
     shrunk = changes(_job(16 * KIB, -2 * KIB), _job(8 * KIB, 4 * KIB))
     assert headline(shrunk) == "The peak shrank by 3.00 KiB (-17.6 %) to 14.00 KiB, -8.00 KiB from train.py:5."
-
-
-def test_layers_that_changed_alike_share_a_row() -> None:
-    """Their numbers are ranges, and all rows sum to the same; layers that changed otherwise have their own."""
-    layers = [Module("", "Net"), *(Module(f"layers.{number}") for number in range(5))]
-    job = make_trace([[Op(module="layers.0")]], [], layers)
-    parts = [Change(f"layers.{number}", 0, 4 * KIB if number != 2 else KIB) for number in range(5)]
-    assert fold_layers([*parts, Change(NOTHING, KIB, 0)], Rank(job)) == (
-        Change("layers.0-1,3-4", 0, 16 * KIB),
-        Change("layers.2", 0, KIB),
-        Change(NOTHING, KIB, 0),
-    )
-
-
-def test_ranges_name_no_layer_of_another_row() -> None:
-    """All but one of nine blocks changed alike: ranges of both numbers would include that one."""
-    names = [f"{stage}.{block}" for stage in range(3) for block in range(3)]
-    layers = [Module("", "Net"), *(Module(str(stage)) for stage in range(3)), *map(Module, names)]
-    job = make_trace([[Op(module=names[0])]], [], layers)
-    parts = [Change(name, 0, 2 * KIB if name == names[8] else KIB) for name in names]
-    assert fold_layers(parts, Rank(job)) == (parts[8], *parts[:8])
-    alike = [Change(name, 0, KIB) for name in names]
-    assert fold_layers(alike, Rank(job)) == (Change("0-2.0-2", 0, 9 * KIB),)
 
 
 def test_a_table_of_parts_sums_to_the_whole() -> None:

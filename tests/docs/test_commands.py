@@ -26,7 +26,7 @@ NOT_RUN = {
     "mpirun": "needs MPI",
     "srun": "needs Slurm",
     "ranks/": "needs a folder of ranks",
-    "memprof planners": "takes ten minutes: every planner at seven budgets",
+    "--compare-planners": "takes ten minutes: every planner at seven budgets",
     "memprof history": "needs a repository; tests/cli/test_bisect.py makes one",
     "memprof mcp": "needs a client; tests/integrations/test_mcp.py is one",
     "compiled.memprof": "compiles the model, which takes minutes; tests/policies/compile does",
@@ -86,7 +86,7 @@ def _is_slow(command: Command) -> bool:
         return False
     return (
         command.place.startswith("docs/faq.md")  # its output is compared, too, in test_console.py
-        or command.verb in ("record", "fit", "dashboard", "doctor", "suggest", "largest")
+        or command.verb in ("record", "fit", "dashboard", "demo", "doctor", "suggest", "largest")
         or "--check" in command.words
         or bool(set(reads(command.words)) - SHARED)
     )
@@ -189,7 +189,7 @@ def test_synopses_and_text_name_options_that_exist() -> None:
 def _own_words(command: Command) -> list[str]:
     """The words up to the job that record and fit run."""
     words = re.sub(r"[\[\]|']", " ", " ".join(command.words)).split()
-    if command.verb in ("record", "fit", "bisect", "history"):
+    if command.verb in ("record", "fit", "history"):
         for end, word in enumerate(words):
             if word == "--" or word.endswith(".py"):
                 return words[:end]

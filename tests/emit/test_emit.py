@@ -56,7 +56,7 @@ def test_a_file_is_imported_by_its_name_and_not_replaced(capsys: pytest.CaptureF
     run(capsys, "emit", "plan.toml", "--to", "pytorch", "-o", "gpt_plan.py", "-f")
     assert "prepare" in Path("gpt_plan.py").read_text()
     _, err = run(capsys, "emit", "plan.toml", "--to", "pytorch", "-o", "nowhere/plan.py", status=2)
-    assert "There is no folder nowhere" in err
+    assert "no folder nowhere" in err
 
 
 def test_what_is_missing_is_said_and_the_rest_is_written(capsys: pytest.CaptureFixture[str]) -> None:

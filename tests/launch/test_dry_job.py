@@ -46,7 +46,7 @@ def test_recorded_command_is_started_again() -> None:
         (Manifest(command=("python", "train.py"), plan={"checkpoint": {}}), "recorded under a plan already", 125),
         (Manifest(command=("python", "train.py"), dry_ranks=64), "record --dry-run --ranks 64 --plan", 125),
         (Manifest(command=("python", "gone.py")), "Run the command in the folder where the job was recorded", 127),
-        (Manifest(command=("no-such-launcher", "train.py")), "Command no-such-launcher not found", 127),
+        (Manifest(command=("no-such-launcher", "train.py")), "no command no-such-launcher", 127),
     ],
     ids=["imported", "planned", "ranks", "script", "command"],
 )

@@ -91,7 +91,7 @@ def test_folder_as_output_is_refused(folder: Path) -> None:
 
 def test_missing_folder_is_refused(folder: Path) -> None:
     """No folder is made: it is more likely misspelt."""
-    with pytest.raises(CannotStartError, match="There is no folder absent"):
+    with pytest.raises(CannotStartError, match="no folder absent"):
         claim_output(TARGET, Settings(output=Path("absent/run.memprof")))
 
 

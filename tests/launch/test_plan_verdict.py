@@ -67,7 +67,7 @@ def memprof(*words: str, folder: Path) -> tuple[int, list[str]]:
         text=True,
         timeout=240,
     )
-    said = done.stdout if words[0] in ("verify", "check") else done.stderr
+    said = done.stdout if words[0] in ("verify", "diff") else done.stderr
     lines = [
         line.removeprefix("memprof: ") for line in said.splitlines() if words[0] != "record" or "memprof: " in line
     ]
@@ -99,7 +99,7 @@ def test_within_the_budget(job: Path) -> None:
     assert ": exact." in said[1]
     assert re.fullmatch(r"within the budget, measured: 4\.\d\d of 4\.\d\d MiB\.", said[2])
     assert said[3:] == ["next: memprof verify plan.toml head.memprof"]
-    status, page = memprof("check", "head.memprof", folder=job)
+    status, page = memprof("diff", "head.memprof", folder=job)
     assert (status, page[1]) == (0, said[2])
 
 
@@ -114,7 +114,7 @@ def test_over_the_budget_in_another_step_than_the_steady_one(job: Path) -> None:
     search, train = said[3:]
     assert re.fullmatch(r"next: memprof suggest run\.memprof --budget \S+MiB --write plan-2\.toml", search)
     assert train == (f"then: memprof record --plan plan-2.toml --budget {spell_bytes(plan.budget_bytes)} train.py long")
-    for verb in (("verify", "plan.toml", "head.memprof"), ("check", "head.memprof")):
+    for verb in (("verify", "plan.toml", "head.memprof"), ("diff", "head.memprof")):
         status, page = memprof(*verb, folder=job)
         assert status == 4
         assert said[2] in page
@@ -147,7 +147,7 @@ def test_a_plan_by_hand(job: Path) -> None:
     assert page[1].startswith("next: memprof fit --budget 2.00MiB train.py")
     status, said = recorded(job, "--plan", "mine.toml", "--budget", "1GiB", "train.py")
     assert said[1].startswith("within the budget, measured: ")
-    assert memprof("check", "head.memprof", folder=job)[0] == 0
+    assert memprof("diff", "head.memprof", folder=job)[0] == 0
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_what_holds_arguments_is_private_and_what_is_shared_is_not(
         assert made_by("export", run, "--to", kind, "-o", kind, name=kind) == {kind: 0o600}
     assert made_by("report", run, "--html", "a.html", name="a.html") == {"a.html": 0o600}
     assert made_by("report", run, "--html", "b.html", "--scrub", name="b.html") == {"b.html": 0o644}
-    assert made_by("summary", run, "-o", "s.json", name="s.json") == {"s.json": 0o644}
+    assert made_by("export", run, "--to", "summary", "-o", "s.json", name="s.json") == {"s.json": 0o644}
     assert "CANARY" not in (tmp_path / "s.json").read_text()
 
 

@@ -106,9 +106,9 @@ def test_the_peak_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture
     report = json.loads(run(capsys, "report", trace, "--json"))
     assert report["peak"]["allocated_bytes"] == highest
     assert "; steps 2" in run(capsys, "report", trace).splitlines()[0]
-    assert json.loads(run(capsys, "summary", trace))["spots"]["peak"]["bytes"] == highest
-    assert "recorded steps:" in run(capsys, "check", trace, "--budget", highest - 1, status=4)
-    run(capsys, "check", trace, "--budget", highest)
+    assert json.loads(run(capsys, "export", trace, "--to", "summary"))["spots"]["peak"]["bytes"] == highest
+    assert "recorded steps:" in run(capsys, "diff", trace, "--budget", highest - 1, status=4)
+    run(capsys, "diff", trace, "--budget", highest)
     assert "already fits" in run(capsys, "suggest", trace, "--budget", highest)
     suggested = json.loads(run(capsys, "suggest", trace, "--budget", highest - 1, "--allow", "swap", "--json"))
     assert suggested["recorded"]["peak_allocated_bytes"] == highest

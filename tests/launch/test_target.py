@@ -69,12 +69,6 @@ def test_missing_script_is_not_found() -> None:
         find_target(("train.py/x.py",), is_module=False, is_command=False)
 
 
-def test_command_without_dashes_is_explained() -> None:
-    """If the two dashes are missing, the error shows the command to type."""
-    with pytest.raises(NotFoundError, match=r"memprof record -- sh -c 'exit 3'"):
-        find_target(("sh", "-c", "exit 3"), is_module=False, is_command=False)
-
-
 @pytest.mark.parametrize("command", ["no-such-command", "./no-such-command", "/no/such/command", ""])
 def test_missing_command_is_not_found(command: str) -> None:
     """Exit code 127 for a command that is neither on PATH nor a path."""

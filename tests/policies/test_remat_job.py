@@ -39,8 +39,8 @@ def test_a_unet_trains_within_what_checkpointing_its_blocks_does_not_reach(tmp_p
     budget = str(int(live_bytes(Trace.open(tmp_path / "plain.memprof").steady_step()).during.max() * 0.6))
     record(tmp_path, "checkpointed.memprof", "--checkpoint", "down.*,up.*,widen.*,predict")
     within = record(tmp_path, "within.memprof", "--remat", budget)
-    assert memprof(tmp_path, "check", "checkpointed.memprof", "--budget", budget).returncode == 4
-    assert memprof(tmp_path, "check", "within.memprof", "--budget", budget).returncode == 0
+    assert memprof(tmp_path, "diff", "checkpointed.memprof", "--budget", budget).returncode == 4
+    assert memprof(tmp_path, "diff", "within.memprof", "--budget", budget).returncode == 0
     assert within == plain
     ops = Trace.open(tmp_path / "within.memprof").steady_step().ops
     again = ops.name[ops.is_recompute].tolist()

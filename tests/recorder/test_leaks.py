@@ -158,9 +158,9 @@ def test_the_page_and_the_gate(recorded: Ended, capsys: pytest.CaptureFixture[st
     assert len(page.splitlines()) == 6
     assert main(["report", path, "--leaks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes_per_step"] > 200_000
-    assert main(["check", path, "--fail-on", "growth>0"]) == 4
+    assert main(["diff", path, "--fail-on", "growth>0"]) == 4
     assert f"next: memprof report {path} --leaks" in capsys.readouterr().out
-    assert main(["check", path, "--fail-on", "growth>1MiB"]) == 0
+    assert main(["diff", path, "--fail-on", "growth>1MiB"]) == 0
     assert main(["report", path, path]) == 2
 
 

@@ -109,7 +109,7 @@ def test_tables_by_name() -> None:
     """In the schema's order; a misspelt one is answered with its nearest."""
     assert named_tables(["storages", "ops"]) == (Ops, Storages)
     assert named_tables([]) == TABLES
-    with pytest.raises(UsageError, match="Did you mean storages"):
+    with pytest.raises(UsageError, match="did you mean storages"):
         named_tables(["storage"])
 
 

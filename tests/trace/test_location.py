@@ -61,7 +61,7 @@ def test_addresses_that_cannot_be_opened_are_told() -> None:
     pytest.importorskip("upath")
     with pytest.raises(UsageError, match="is not an address supported by fsspec"):
         Trace.open("nosuch://bucket/run.memprof")
-    with pytest.raises(BadInputError, match=r"There is no file memory://.*missing\.memprof"):
+    with pytest.raises(BadInputError, match=r"no file memory://.*missing\.memprof"):
         Trace.open("memory://memprof-tests/missing.memprof")
 
 

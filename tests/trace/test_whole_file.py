@@ -51,7 +51,7 @@ def test_a_link_to_nothing_makes_its_target(tmp_path: Path) -> None:
     write(tmp_path / "link")
     assert ((tmp_path / "made").read_bytes(), (tmp_path / "link").is_symlink()) == (b"new", True)
     (tmp_path / "far").symlink_to("missing/made")
-    with pytest.raises(OutputError, match=r"There is no folder .*missing"):
+    with pytest.raises(OutputError, match=r"no folder .*missing"):
         check_output(tmp_path / "far", force=False)
 
 

@@ -37,8 +37,7 @@ class AllocationsPage:
             len(workspace.sources),
             view.other,
             how_to_open="Open a GPU's memory snapshot and a dry run to compare their allocations: memprof "
-            "dashboard gpu.pickle dry-run.pickle, or memprof compare-allocations --dashboard --device NAME gpu.pickle "
-            "-- train.py",
+            "dashboard gpu.pickle dry-run.pickle, or memprof diff --dashboard --device NAME gpu.pickle -- train.py",
             shows="compares their allocations one by one",
         )
         if missing is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from memprof.analysis.diff.comparison import Change, Diff, Pair, compare
+from memprof.analysis.diff.comparison import Diff, Pair, compare, fold_layers
 from memprof.analysis.diff.moved_lines import moved_lines
 from memprof.analysis.diff.summary import PEAK, Summary, summarise_step
 from memprof.analysis.report.module_tree import ModuleTree
@@ -21,7 +20,6 @@ from memprof.units import format_us
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.views.boxes import OUTSIDE, bytes_by_node, largest_nodes
 from memprof_dashboard.views.code_boxes import bytes_by_path
-from memprof_dashboard.views.groups import in_ranges, is_grid
 
 #: Bytes by path, from the outermost to the innermost box.
 _Paths = dict[tuple[str, ...], int]
@@ -60,32 +58,7 @@ def pair_at(base: Rank, head: Rank, moment: object) -> Pair:
     """Returns the pair of moments of a name, repeated layers in one row; that of the peaks for an unknown name."""
     found = changes(base, head)
     chosen = next((pair for pair in (found.peak, *found.phases) if pair.name == moment), found.peak)
-    return dataclasses.replace(chosen, parts={**chosen.parts, "module": fold_layers(chosen.parts["module"], base)})
-
-
-def fold_layers(found: Sequence[Change], rank: Rank) -> tuple[Change, ...]:
-    """Sums the changes of repeated layers that changed alike: ``layers.0-11.mlp.0``.
-
-    Args:
-        found: Changes by module.
-        rank: The recording whose modules they are.
-
-    Returns:
-        The changes, the largest first; their sum is that of ``found``.
-    """
-    folded = {
-        rank.module_title(row): rank.tree.title(node) for row, node in enumerate(rank.tree.node_of_module.tolist())
-    }
-    alike: dict[tuple[str, int, int], set[str]] = {}
-    for one in found:
-        alike.setdefault((folded.get(one.name, one.name), one.base, one.head), set()).add(one.name)
-    summed: list[Change] = []
-    for (title, base, head), names in alike.items():
-        if len(names) > 1 and is_grid(names):
-            summed.append(Change(in_ranges(names, title), base * len(names), head * len(names)))
-        else:  # ranges would name layers that are in other rows
-            summed += [Change(name, base, head) for name in sorted(names)]
-    return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
+    return dataclasses.replace(chosen, parts={**chosen.parts, "module": fold_layers(chosen.parts["module"])})
 
 
 def shift(pair: Pair) -> str:

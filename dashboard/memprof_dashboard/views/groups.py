@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.analysis.report.layer_ranges import in_ranges
 from memprof.analysis.report.module_tree import ModuleTree
 from memprof.analysis.report.sources import SourceLine
 from memprof.trace.schema import NONE, Bools, Ints
@@ -112,7 +112,7 @@ def _group(rank: Rank, tree: ModuleTree, rows: Ints, by: str) -> Group:
     texts = rank.storage_texts
     tensors = {f"{texts['shape'][row]} {texts['dtype'][row]}".strip() for row in rows.tolist()}
     if by == "module":
-        title = modules_title(rank, tree, history.owner[rows].astype(np.int64))
+        title = modules_title(rank, history.owner[rows].astype(np.int64))
         name = str(texts["name"][int(rows[0])])
         title = name if len(rows) == 1 and name else title
     else:
@@ -130,46 +130,12 @@ def _group(rank: Rank, tree: ModuleTree, rows: Ints, by: str) -> Group:
     )
 
 
-def modules_title(rank: Rank, tree: ModuleTree, owners: Ints) -> str:
+def modules_title(rank: Rank, owners: Ints) -> str:
     """Returns a name for like modules, the numbers of repeated layers as ranges: ``layers.0-11.mlp.0``."""
     owner = int(owners[0])
     if owner == NONE:
         return OUTSIDE
-    titles = {rank.module_title(one) for one in set(owners.tolist())}
-    if len(titles) == 1:
-        return titles.pop()
-    return in_ranges(titles, tree.title(int(tree.node_of_module[owner])))
-
-
-def is_grid(titles: set[str]) -> bool:
-    """Returns whether modules are all combinations of their numbers, so that ranges name these and no others."""
-    split = [title.split(".") for title in titles]
-    is_even = len({len(parts) for parts in split}) == 1
-    return is_even and math.prod(len(set(numbers)) for numbers in zip(*split, strict=True)) == len(titles)
-
-
-def in_ranges(titles: set[str], folded: str) -> str:
-    """Returns a name for modules of one folded node, such as ``layers.*.mlp.0``, with their numbers as ranges."""
-    pattern, split = folded.split("."), [title.split(".") for title in titles]
-    parts = [
-        _numbers({one[place] for one in split if place < len(one)}) if part == "*" else part
-        for place, part in enumerate(pattern)
-    ]
-    return ".".join(parts)
-
-
-def _numbers(texts: set[str]) -> str:
-    """Returns numbers as ranges: ``0-11`` or ``0-3,6``; other texts as ``*``."""
-    if not all(text.isdecimal() for text in texts):
-        return "*"
-    numbers = sorted(map(int, texts))
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+    return in_ranges({rank.module_title(one) for one in set(owners.tolist())})
 
 
 def storages_found(rank: Rank, text: str) -> Bools | None:

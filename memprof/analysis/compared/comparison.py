@@ -235,7 +235,7 @@ def require_aligner() -> None:
         UsageError: It is not.
     """
     if find_spec("rapidfuzz") is None:
-        raise UsageError("Comparing allocations needs rapidfuzz: pip install 'torch-memprof[compare]'")
+        raise UsageError("comparing allocations needs rapidfuzz: pip install 'torch-memprof[compare]'")
 
 
 def find_gaps(real: Ints, dry: Ints) -> list[Gap]:

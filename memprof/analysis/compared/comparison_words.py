@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.analysis.compared.allocation_sequence import AllocationSequence
+from operator import attrgetter
+
 from memprof.analysis.compared.comparison import AllocationComparison, peak_allocation
-from memprof.analysis.table import BYTES, COUNT, FIGURE, NAME, TEXT, FactTable, shown
+from memprof.analysis.table import BYTES, COUNT, FIGURE, NAME, TEXT, Column, FactTable, record, shown
 from memprof.json_values import Json, to_json
 from memprof.units import format_bytes, format_bytes_change
 
@@ -87,30 +88,33 @@ def _difference(value: int) -> str:
     return "equal" if value == 0 else change(value, "")
 
 
+SEQUENCES = (
+    Column("source"),
+    Column("torch_version", read=attrgetter("torch")),
+    Column("allocations", None, COUNT, len),
+    Column("start_bytes", None, BYTES),
+    Column("peak_bytes", None, BYTES),
+    Column("peak_at", read=peak_allocation),
+    Column("end_bytes", None, BYTES),
+    Column("peak_reserved_bytes", None, BYTES, lambda one: _known(one.peak_reserved_bytes)),
+    Column("end_reserved_bytes", None, BYTES, lambda one: _known(one.end_reserved_bytes)),
+    Column("segments", None, COUNT),
+)
+
+
+def _known(size: int) -> int | None:
+    return size if size >= 0 else None
+
+
 def comparison_to_json(compared: AllocationComparison) -> Json:
-    """Returns the output of `memprof compare-allocations`."""
+    """Returns the output of `memprof diff --allocations`."""
     return {
         "schema": COMPARISON_SCHEMA,
         "equal_in_order": compared.equal,
         "equal_in_any_order": compared.equal_in_any_order,
         "peak_error_bytes": compared.peak_error_bytes,
         "reserved_error_bytes": compared.reserved_error_bytes,
-        "real": _side(compared.real),
-        "dry_run": _side(compared.dry),
+        "real": record(SEQUENCES, compared.real),
+        "dry_run": record(SEQUENCES, compared.dry),
         "differences": to_json(compared.differences),
-    }
-
-
-def _side(sequence: AllocationSequence) -> Json:
-    return {
-        "source": sequence.source,
-        "torch_version": sequence.torch,
-        "allocations": len(sequence),
-        "start_bytes": sequence.start_bytes,
-        "peak_bytes": sequence.peak_bytes,
-        "peak_at": peak_allocation(sequence),
-        "end_bytes": sequence.end_bytes,
-        "peak_reserved_bytes": sequence.peak_reserved_bytes if sequence.peak_reserved_bytes >= 0 else None,
-        "end_reserved_bytes": sequence.end_reserved_bytes if sequence.end_reserved_bytes >= 0 else None,
-        "segments": sequence.segments,
     }

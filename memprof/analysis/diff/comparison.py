@@ -16,6 +16,7 @@ from pathlib import Path
 from memprof.analysis.diff.gates import Gate, Verdict, measure, require_phases
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
+from memprof.analysis.report.layer_ranges import fold_alike
 from memprof.errors import InconclusiveError
 from memprof.phases import in_order
 from memprof.trace.files.reading import located, read_text
@@ -162,7 +163,7 @@ def open_side(path: str | Path) -> Summary:
 def is_summary(path: str | Path) -> bool:
     """Whether a path is a summary in JSON, judged by its first byte."""
     path = located(path)
-    if path.is_fifo():  # for example a shell's <(memprof summary run.memprof)
+    if path.is_fifo():  # for example a shell's <(memprof export run.memprof --to summary)
         return True
     if not path.is_file() or path.stat().st_size > _LARGEST_SUMMARY_BYTES:
         return False
@@ -188,7 +189,7 @@ def compare(
     base, head = _median_of(bases), _median_of(heads)
     if base.model and head.model and base.model != head.model:
         raise InconclusiveError(
-            f"The recordings are not comparable: the base is of {base.model}, the head of {head.model}."
+            f"the recordings are not comparable: the base is of {base.model}, the head of {head.model}."
         )
     require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
     names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
@@ -256,6 +257,16 @@ def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, 
     # Tuples sort faster than Change objects, and there may be a hundred thousand.
     ordered = sorted((-abs(after - before), -after, name, before) for name, before, after in sizes)
     return tuple(Change(name, before, -after) for _, after, name, before in ordered)
+
+
+def fold_layers(found: Sequence[Change]) -> tuple[Change, ...]:
+    """Sums the changes of repeated layers that changed alike, ``layers.0-11.mlp.0``; the largest is first."""
+    sizes = {one.name: (one.base, one.head) for one in found}
+    summed = [
+        Change(title, len(names) * sizes[names[0]][0], len(names) * sizes[names[0]][1])
+        for title, names in fold_alike(sizes)
+    ]
+    return tuple(sorted(summed, key=lambda one: -abs(one.bytes)))
 
 
 def _folded(parts: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

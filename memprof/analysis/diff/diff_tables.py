@@ -7,9 +7,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from memprof.analysis.diff.comparison import Change, Diff, Pair
+from memprof.analysis.diff.comparison import Change, Diff, Pair, fold_layers
 from memprof.analysis.diff.diff_words import TITLES, percent
-from memprof.analysis.diff.summary import NOTHING
+from memprof.analysis.diff.summary import NOTHING, OTHERS
 from memprof.analysis.table import BYTES, BYTES_CHANGE, FIGURE, NAME, TEXT, Cell, Column, FactTable, shown
 from memprof.units import format_count, format_us, format_us_change
 
@@ -92,8 +92,13 @@ CHANGES = change_columns()
 
 
 def changed(pair: Pair, kind: str, rows: int) -> tuple[FactTable, int]:
-    """Returns the largest changes of a kind, and the number of remaining ones."""
+    """Returns the largest changes of a kind, repeated layers in one row, and the number of remaining ones.
+
+    Nothing is returned where no part has a name: with a summary, which lists the largest parts only.
+    """
     found = [one for one in pair.parts[kind] if one.bytes]
+    found = list(fold_layers(found)) if kind in ("module", "storage") else found  # their names have layers' numbers
+    found = [] if all(one.name == OTHERS for one in found) else found
     return FactTable(change_columns(kind), found[:rows]), max(0, len(found) - rows)
 
 

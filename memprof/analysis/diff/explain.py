@@ -20,7 +20,7 @@ from memprof.analysis.diff.causes import (
     tensors_outside,
     trained_parameters,
 )
-from memprof.analysis.diff.comparison import FRAME, Change, Diff, Pair
+from memprof.analysis.diff.comparison import FRAME, Change, Diff, Pair, fold_layers
 from memprof.analysis.diff.summary import NOTHING, OTHERS
 from memprof.analysis.diff.traits import AGAIN, REST
 from memprof.units import format_bytes_change
@@ -42,11 +42,17 @@ def explain(diff: Diff) -> tuple[Cause, ...]:
     return tuple(_causes(diff))
 
 
-def modules_of(diff: Diff) -> tuple[Change, ...]:
-    """Returns the fewest modules that hold at least 90 % of a change, the largest first."""
+def modules_of(diff: Diff, *, folds: bool = False) -> tuple[Change, ...]:
+    """Returns the fewest modules that hold at least 90 % of a change, the largest first.
+
+    Args:
+        diff: The diff.
+        folds: Take repeated layers that changed alike for one.
+    """
+    parts = fold_layers(diff.focus.parts["module"]) if folds else diff.focus.parts["module"]
     whole = diff.focus.bytes
     sign = 1 if whole >= 0 else -1
-    alike = [one for one in diff.focus.parts["module"] if one.bytes * sign > 0 and one.name != OTHERS]
+    alike = [one for one in parts if one.bytes * sign > 0 and one.name != OTHERS]
     chosen, held = [], 0
     for one in sorted(alike, key=lambda change: -abs(change.bytes)):
         if held >= ENOUGH * abs(whole):
@@ -135,9 +141,8 @@ def largest_parts(diff: Diff) -> Iterator[Cause]:
     phase = pair.head.phase if pair.head is not None else pair.name
     words = f"{format_bytes_change(category.bytes)} of {category.name} memory in {phase}"
     for kind, by in (("module", "in"), ("source", "allocated at"), ("op", "by")):
-        first = next(
-            (one for one in pair.parts[kind] if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS)), None
-        )
+        parts = fold_layers(pair.parts[kind]) if kind == "module" else pair.parts[kind]
+        first = next((one for one in parts if one.bytes * whole > 0 and one.name not in (NOTHING, OTHERS)), None)
         if first is not None:
             words += f", {format_bytes_change(first.bytes)} {by} {first.name}"
     new = [

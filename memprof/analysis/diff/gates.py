@@ -249,7 +249,7 @@ def _limit(text: str, part: str, place: int, unit: str) -> Limit:
 def _wrong(text: str, place: int, what: str) -> UsageError:
     """Returns an error that shows the position by quoting the text before it."""
     shown = f"{text[:place]}[here]{text[place:]}"
-    return UsageError(f"Invalid gate {shown!r}: {what}.")
+    return UsageError(f"invalid gate {shown!r}: {what}.")
 
 
 def _of_module(pattern: str, modules: Mapping[str, int]) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memprof.analysis.diff.traits import Traits
+from memprof.analysis.report.layer_ranges import fold_alike, has_range, names_in
 from memprof.analysis.report.splits import KINDS
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json
@@ -25,6 +26,8 @@ T = TypeVar("T", list[Any], dict[str, int])
 SUMMARY_SCHEMA = 1
 #: Parts of each kind listed one by one in JSON: at the peak, and at the fullest moments of the phases.
 _MOST_AT_PEAK, _MOST_IN_PHASE = 24, 10
+#: So many times more modules, repeated layers of equal size as one: a module that is not listed is not found to grow.
+_MOST_MODULES = 8
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,16 @@ class Summary:
 
 
 def summary_to_json(summary: Summary) -> dict[str, Any]:
-    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts summed."""
+    """Returns a summary ready for ``json.dump``: a few kilobytes, the smallest parts and like layers summed."""
     record = dataclasses.asdict(summary)
     kept_lines = set()
     for name, spot in record["spots"].items():
         most = _MOST_AT_PEAK if name == PEAK else _MOST_IN_PHASE
         spot["file"] = ""
-        spot["parts"] = {kind: _largest(parts, most) for kind, parts in spot["parts"].items()}
+        spot["parts"] = {
+            kind: _largest(_fold_layers(parts), _MOST_MODULES * most) if kind == "module" else _largest(parts, most)
+            for kind, parts in spot["parts"].items()
+        }
         kept_lines |= set(spot["parts"]["source"])
     # Files relative to the job's folder: a baseline is committed and read elsewhere.
     record["lines"] = {
@@ -146,14 +152,16 @@ def read_summary(text: str, name: str) -> Summary:
     try:
         record = parse_json(text, constants=True)
     except ValueError as error:
-        raise BadInputError(f"{name} is neither a recording nor JSON from memprof summary: {error}.") from error
+        raise BadInputError(
+            f"{name} is neither a recording nor JSON from memprof export --to summary: {error}."
+        ) from error
     version = record.get("memprof_summary") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise BadInputError(f"{name} is JSON, but not from memprof summary: it has no key memprof_summary.")
+        raise BadInputError(f"{name} is JSON, but not from memprof export --to summary: it has no key memprof_summary.")
     if version != SUMMARY_SCHEMA:
         raise BadInputError(
             f"{name} is a summary of version {version}; this memprof reads version {SUMMARY_SCHEMA}: recreate it with "
-            "memprof summary."
+            "memprof export --to summary."
         )
     try:
         return _read(record)
@@ -174,6 +182,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         for kind in KINDS:
             if sum(spot.parts[kind].values()) != spot.bytes:
                 raise ValueError(f"the parts by {kind}, which do not sum to {spot.bytes}")
+        spot.parts["module"] = _unfold_layers(spot.parts["module"])
     if spots[PEAK].phase not in spots:
         raise KeyError(spots[PEAK].phase)
     return Summary(
@@ -241,7 +250,26 @@ def _counts(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _largest(parts: Mapping[str, int], most: int) -> dict[str, int]:
-    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
-    if len(ordered) <= most:
-        return dict(ordered)
-    return dict(ordered[: most - 1]) | {OTHERS: sum(size for _, size in ordered[most - 1 :])}
+    rest = parts.get(OTHERS, 0)
+    named = ((name, size) for name, size in parts.items() if name != OTHERS)
+    ordered = sorted(named, key=lambda part: (-part[1], part[0]))
+    kept = ordered if len(ordered) + bool(rest) <= most else ordered[: most - 1]
+    rest += sum(size for _, size in ordered[len(kept) :])
+    return dict(kept) | ({OTHERS: rest} if rest or len(kept) < len(ordered) else {})
+
+
+def _fold_layers(parts: Mapping[str, int]) -> dict[str, int]:
+    """Sums layers of equal size under a name with ranges; names that look like one are summed with the others."""
+    own = {name: size for name, size in parts.items() if not has_range(name)}
+    folded = {title: sum(own[name] for name in names) for title, names in fold_alike(own)}
+    rest = sum(parts.values()) - sum(own.values())
+    return folded | ({OTHERS: folded.get(OTHERS, 0) + rest} if rest else {})
+
+
+def _unfold_layers(parts: Mapping[str, int]) -> dict[str, int]:
+    """Divides what ``_fold_layers`` summed; summaries of earlier versions have each layer by itself."""
+    found: dict[str, int] = {}
+    for title, size in parts.items():
+        names = names_in(title)
+        found |= dict.fromkeys(names, size // len(names)) if size % len(names) == 0 else {title: size}
+    return found

@@ -123,7 +123,7 @@ def export_stacks(trace: Trace, step_number: int | None = None, op_id: int | Non
     """
     step = trace.fullest_step() if step_number is None else trace.step(step_number)
     if op_id is not None and not 0 <= op_id < len(step.ops):
-        raise UsageError(f"Step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
+        raise UsageError(f"step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
     peak = peak_op(step)
     at = peak if op_id is None else op_id
     holding = hold_at(step, at)

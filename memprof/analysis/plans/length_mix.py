@@ -114,7 +114,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise BadInputError(f"There is no file {path}. --lengths reads one length per line.") from None
+        raise BadInputError(f"no file {path}: --lengths reads one with a length per line.") from None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:

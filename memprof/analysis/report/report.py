@@ -270,7 +270,7 @@ def _describe_plan(manifest: Manifest) -> str:
 
 def _check_op_id(step: Step, op_id: int | None) -> None:
     if op_id is not None and not 0 <= op_id < len(step.ops):
-        raise UsageError(f"Step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
+        raise UsageError(f"step {step.number} has no operator {op_id}; it has operators 0 to {len(step.ops) - 1}.")
 
 
 def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int, earlier_stacks: Ints) -> MomentSplit:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from memprof.errors import UsageError
 from memprof.launch.parent.settings import read_project_settings
-from memprof.launch.parent.target import CannotStartError
+from memprof.launch.parent.target import CannotStartError, NotFoundError
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: Headings of ``--help`` beside grouped options, and of all options of a command without groups.
 OTHER = "Other options"
+#: Programs that start a job, which may be missing here.
+_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "srun", "torchrun")
 ALL = "Options"
 
 
@@ -73,6 +79,24 @@ def option_groups(command: click.Command, ctx: click.Context) -> list[tuple[str,
     return list(groups.items())
 
 
+def refuse_others(ctx: click.Context, names: Collection[str], sentence: Callable[[click.Option], str]) -> None:
+    """Rejects options that were typed and belong to another use of a command.
+
+    Args:
+        ctx: The command line.
+        names: Parameters of this use.
+        sentence: Returns what to say of an option, behind its name.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for one in ctx.command.params:
+        is_typed = ctx.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE
+        if is_typed and isinstance(one, click.Option) and one.name not in names:
+            name = next((name for name in one.opts if name.startswith("--")), one.opts[0])
+            raise UsageError(f"{name} {sentence(one)}.")
+
+
 class RecordCommand(GroupedCommand):
     """A command whose own options end where the job begins, with defaults from pyproject.toml."""
 
@@ -93,10 +117,37 @@ class RecordCommand(GroupedCommand):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses memprof's options, and notes whether ``--`` precedes the job."""
+        """Parses memprof's options; notes whether ``--`` precedes the job, and the option of ours that follows it.
+
+        Raises:
+            NotFoundError: The job is a command without ``--``; the message has the command to type.
+        """
         given = list(args)
         rest = super().parse_args(ctx, args)
-        words = len(ctx.params["words"])
+        words = list(ctx.params["words"])
         # Everything after the options is passed verbatim, so the job's words are the tail of the arguments.
-        ctx.meta["is_command"] = given[len(given) - words - 1 : len(given) - words] == ["--"]
+        before = given[: len(given) - len(words)]
+        ctx.meta["is_command"] = before[-1:] == ["--"]
+        ctx.meta["misplaced"] = ("", False)
+        if ctx.meta["is_command"] or not words or ctx.resilient_parsing:
+            return rest
+        start = ["memprof", ctx.info_name or "", *before]
+        is_program = words[0] in _LAUNCHERS or shutil.which(words[0]) is not None
+        if is_program and not ctx.params["is_module"] and not Path(words[0]).exists():
+            raise NotFoundError(
+                f"no script {words[0]} here: put two dashes before a command, {shlex.join([*start, '--', *words])}"
+            )
+        ctx.meta["misplaced"] = self._misplaced(start, words)
         return rest
+
+    def _misplaced(self, start: list[str], words: list[str]) -> tuple[str, bool]:
+        """Returns a sentence on the first option of ours behind a script, and whether it names a file of ours."""
+        own = {name: one for one in self.params if isinstance(one, click.Option) for name in one.opts}
+        for place, word in enumerate(words[1:], start=1):
+            name, is_joined, _ = word.partition("=")
+            if name in own and name not in start:
+                end = place + (1 if is_joined or own[name].is_flag else 2)
+                meant = shlex.join([*start, *words[place:end], *words[:place], *words[end:]])
+                sentence = f"{name} behind {words[0]} goes to the script; if it is meant for memprof: {meant}"
+                return sentence, any(one.endswith((".memprof", "plan.toml")) for one in words[place:end])
+        return "", False

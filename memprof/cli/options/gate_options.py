@@ -1,15 +1,13 @@
-"""The options of the verbs that judge: gates, and the commits at which a job is dry-run."""
+"""What the verbs that judge read from their options: gates, and the commits at which a job is dry-run."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING
 
 from memprof.errors import UsageError
 from memprof.launch.parent.settings import read_gates
@@ -19,17 +17,7 @@ if TYPE_CHECKING:
     from memprof.launch.commit_runs import CommitRuns
     from memprof.launch.repository import Repository
 
-F = TypeVar("F", bound=Callable[..., Any])
 HISTORY_FILE = "memory-history.jsonl"
-
-
-def gate_options(command: F) -> F:
-    """Adds ``--fail-on`` and ``--warn-on`` to a command."""
-    fail = click.option(
-        "--fail-on", multiple=True, metavar="GATE", help="Fail if this is exceeded: peak>+2%, phase:backward>+64MiB."
-    )
-    warn = click.option("--warn-on", multiple=True, metavar="GATE", help="Warn if this is exceeded.")
-    return fail(warn(command))
 
 
 def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[list[Gate], list[Gate]]:
@@ -49,22 +37,6 @@ def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[li
         raise UsageError(f"{path}: {error}") from None
 
 
-def commit_options(command: F) -> F:
-    """Adds ``--device`` and ``--link`` to a command; it takes ``device`` and ``links``."""
-    device = click.option(
-        "--device", default="", metavar="NAME", help="The GPU to simulate, such as rtx4090.  [default: the CPU]"
-    )
-    link = click.option(
-        "--link",
-        "links",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        help="A file or folder that is not committed, such as data, to link into each checkout; may be repeated.",
-    )
-    return device(link(command))
-
-
 def job_words(words: Sequence[str], verb: str) -> tuple[str, ...]:
     """Returns the job's words, without the dashes that may precede them.
 
@@ -73,7 +45,7 @@ def job_words(words: Sequence[str], verb: str) -> tuple[str, ...]:
     """
     job = tuple(words[1:] if words[:1] == ("--",) else words)
     if not job or job == ("-m",):
-        raise UsageError(f"There is no job to run: end the command with it, memprof {verb} ... -- train.py")
+        raise UsageError(f"no job to run: end the command with it, memprof {verb} ... -- train.py")
     return job
 
 

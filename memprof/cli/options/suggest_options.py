@@ -26,7 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Options that other verbs replace.
 _MOVED = {
     "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
-    "--compare": "planners are compared by memprof planners.",
 }
 
 
@@ -66,8 +65,14 @@ def suggest_options(command: F) -> F:
             group="Search",
             default="auto",
             metavar="NAME",
-            help="How modules are chosen: by the search, or by a published planner's schedule (memprof planners).  "
-            "[default: auto]",
+            help="How modules are chosen: by the search, or by a published planner's schedule.  [default: auto]",
+        ),
+        option(
+            "--compare-planners",
+            "compares_planners",
+            group="Search",
+            is_flag=True,
+            help="Compare the published planners instead, at budgets of 90 to 30 % of the peak.",
         ),
         option(
             "--compiled",

@@ -1,4 +1,4 @@
-"""The output of `memprof compare-allocations`: its page, and a picture of the live bytes of both sides."""
+"""The output of `memprof diff --allocations`: its page, and a picture of the live bytes of both sides."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ REAL, DRY, OFF, INK, FAINT = "#9aa4b2", "#0b6bcb", "#d1242f", "#1f2328", "#d8dee
 GIB = 1 << 30
 
 
-def show_allocations(compared: AllocationComparison, top: int) -> None:
+def show_allocations(compared: AllocationComparison, rows: int) -> None:
     """Prints a comparison.
 
     Args:
         compared: The two sequences.
-        top: Kinds of differences to list at most.
+        rows: Kinds of differences to list at most.
     """
     page = Page.for_stdout()
     page.say(verdict(compared), "bold")
     page.add_section("Both sides", sides(compared), "requested bytes, rounded up to 512")
     if compared.differences:
-        left_out = len(compared.differences) - top
+        left_out = len(compared.differences) - rows
         page.add_section(
             "Differences",
-            FactTable(DIFFERENCES, compared.differences[:top]),
-            f"{left_out:,} more kinds: --top {len(compared.differences)}" if left_out > 0 else "",
+            FactTable(DIFFERENCES, compared.differences[:rows]),
+            f"{left_out:,} more kinds: --rows {len(compared.differences)}" if left_out > 0 else "",
         )
     page.write()
 

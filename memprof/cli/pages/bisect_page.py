@@ -1,4 +1,4 @@
-"""The page of `memprof bisect`."""
+"""The page of `memprof history --bisect`."""
 
 from __future__ import annotations
 

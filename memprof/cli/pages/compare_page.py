@@ -1,4 +1,4 @@
-"""The page of `memprof planners`: the predicted peak and time of every planner at every budget."""
+"""The page of `memprof suggest --compare-planners`: the predicted peak and time of every planner at every budget."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 
-def show_comparison(opened: Trace, step_number: int | None, time_limit_s: float, *, is_json: bool) -> None:
+def show_comparison(trace: str, step_number: int | None, rank: int | None, time_limit: float, *, is_json: bool) -> None:
     """Runs every planner and prints the table.
 
     Args:
-        opened: The recording.
+        trace: The recording.
         step_number: The step; None for the one with the highest peak.
-        time_limit_s: Time limit of each search, in seconds.
+        rank: The rank; None for the first.
+        time_limit: Time limit of each search, in seconds.
         is_json: Print JSON instead.
     """
+    opened = Trace.open(trace, rank)
     step = basis_of(opened, step_number).step
     with PointBar(len(SHARES) * len(planner_types())) as bar:
-        points = compare_planners(step, time_limit_s=time_limit_s, link_bytes_per_us=link_of(opened), report=bar.add)
+        points = compare_planners(step, time_limit_s=time_limit, link_bytes_per_us=link_of(opened), report=bar.add)
     show(lambda page: _fill(page, points), lambda: {"schema": PLAN_SCHEMA, "points": to_json(points)}, is_json=is_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from memprof.trace.schema import Table
     from memprof.trace.store import Trace
 
-_KINDS = ("perfetto", "speedscope", "csv", "parquet", "snapshot")
+_KINDS = ("perfetto", "speedscope", "csv", "parquet", "snapshot", "summary")
 _FOLDERS = ("csv", "parquet")
 _LIVES = 30
 
@@ -28,6 +29,7 @@ _LIVES = 30
     epilog="""\b
 Examples:
   memprof export run.memprof --to perfetto -o run.json.gz
+  memprof export run.memprof --to summary -o memory.json
   memprof export run.memprof --to speedscope --at 4:812 -o run.speedscope.json
   memprof export run.memprof --to parquet --tables ops,storages -o tables/
   memprof export ranks/ --rank 3 --to snapshot -o rank3.pickle -f
@@ -39,9 +41,8 @@ Examples:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    required=True,
     metavar="PATH",
-    help="File to write; for csv and parquet, a folder.",
+    help="File to write; for csv and parquet, a folder.  [summary: stdout; required for the others]",
 )
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Export this rank.")
 @click.option(
@@ -59,11 +60,13 @@ Examples:
     help=f"perfetto: show the lifetimes of the N largest storages of the peak.  [default: {_LIVES}]",
 )
 @click.option("--scrub", "is_scrubbed", is_flag=True, help="Leave out arguments, paths, people and hosts, for sharing.")
-@click.option("-f", "--force", is_flag=True, help="Replace the file, or a folder of exported tables, if it exists.")
+@click.option(
+    "-f", "--force", is_flag=True, help="Replace the file, or a folder of exported tables; summary does without."
+)
 def export(
     trace: str,
     kind: str,
-    output: Path,
+    output: Path | None,
     rank: int | None,
     moment: tuple[int | None, int | None] | None,
     tables: str | None,
@@ -71,7 +74,7 @@ def export(
     is_scrubbed: bool,
     force: bool,
 ) -> None:
-    """Write a recording in another tool's format.
+    """Write a recording in another tool's format, or as a small baseline.
 
     perfetto is a timeline for ui.perfetto.dev: what memory holds, above steps, phases, module calls and operators;
     compressed where the name ends in .gz. Each rank is a process.
@@ -83,8 +86,16 @@ def export(
     snapshot is a memory snapshot as torch writes it, for pytorch.org/memory_viz and torch.cuda._memory_viz: every
     allocation is what was recorded; its address, and the segments, are what torch's caching allocator would have
     chosen.
+
+    summary is JSON of a few kilobytes, to be committed as the base of memprof diff: the peak and the peak of each
+    phase, the largest parts of each by category, module, operator, line and storage, and what the figures depend on,
+    without a path outside the job's own folder. It replaces its file.
     """
     _refuse_strangers(kind, at=moment, tables=tables, lives=lives)
+    if kind == "summary":
+        return _write_summary(open_trace(trace, rank, is_scrubbed=is_scrubbed), output)
+    if output is None:
+        raise UsageError(f"--to {kind} needs a path to write to: add -o PATH.")
     _check_place(output, is_folder=kind in _FOLDERS, force=force)
     kinds = _tables(tables)
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
@@ -98,6 +109,16 @@ def export(
     else:
         size = _write_stacks(output, opened, moment, is_private=private)
     notify(f"wrote {output} ({format_bytes(size)})")
+
+
+def _write_summary(opened: Trace, output: Path | None) -> None:
+    from memprof.analysis.diff.summary import summarise, summary_to_json
+    from memprof.cli.pages.diff.diff_output import write_text
+
+    text = json.dumps(summary_to_json(summarise(opened)), indent=1, allow_nan=False) + "\n"
+    write_text(text, output)
+    if output is not None:
+        notify(f"wrote {output} ({format_bytes(len(text))})")
 
 
 def _refuse_strangers(kind: str, **given: object) -> None:
@@ -116,7 +137,7 @@ def _check_place(output: Path, *, is_folder: bool, force: bool) -> None:
         check_output(output, force=force)
         return
     if not output.parent.is_dir():
-        raise UsageError(f"There is no folder {output.parent} to write {output.name} to.")
+        raise UsageError(f"no folder {output.parent} to write {output.name} to: create it first.")
     if not output.exists():
         return
     if not output.is_dir():

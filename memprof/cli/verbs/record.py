@@ -14,6 +14,7 @@ from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
 from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
+from memprof.harmless import notify
 from memprof.launch.parent.settings import Settings, read_dry_window
 from memprof.launch.parent.target import CannotStartError, check_ranks, find_target, on_ranks, ranks_of
 from memprof.machines.card import find_card
@@ -257,7 +258,12 @@ def record(
     from memprof.launch.parent.parent import leave_like, record_job  # watches the job; not needed for the help
 
     try:
+        misplaced, is_ours = ctx.meta["misplaced"]
+        if is_ours:
+            notify(misplaced)
         status = record_job(target, settings)
+        if misplaced and not is_ours and status == UsageError.exit_code:  # argparse ends so at an unknown option
+            notify(misplaced)
     except OSError as error:  # raised only if the job could not run
         raise CannotStartError(f"{error.filename or target.name} cannot be used: {error.strerror or error}.") from None
     leave_like(status)

@@ -10,10 +10,19 @@ from typing import Any
 import click
 
 from memprof.errors import UsageError
+from memprof.harmless import notify
 from memprof.json_values import fields_schema
 
 #: Stands in a schema's file for keys that follow from what it names: a table's columns, or the fields of a dataclass.
 _KEYS_OF = "$keys_of"
+#: Former names of schemas, which are found for one release.
+_FORMER = {
+    "summary": "export-summary",
+    "check": "diff-check",
+    "planners": "suggest-compare-planners",
+    "bisect": "history-bisect",
+    "compare-allocations": "diff-allocations",
+}
 
 
 @click.command(
@@ -30,12 +39,15 @@ def schema(name: str | None) -> None:
     """
     folder = files("memprof") / "schemas"
     names = sorted(path.name.removesuffix(".json") for path in folder.iterdir() if path.name.endswith(".json"))
+    if name in _FORMER:
+        notify(f"schema {name} is now memprof schema {_FORMER[name]}; the old name goes in the next release")
+        name = _FORMER[name]
     if name is None:
         print("\n".join(names))
     elif name in names:
         print(json.dumps(whole_schema(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))), indent=1))
     else:
-        raise UsageError(f"There is no schema {name!r}; the schemas are {', '.join(names)}.")
+        raise UsageError(f"no schema {name!r}; the schemas are {', '.join(names)}.")
 
 
 def whole_schema(schema: Any) -> Any:

@@ -189,9 +189,7 @@ def _make_room(output: Path, *, force: bool) -> None:
 def _make_spool(output: Path) -> None:
     folder = output.parent
     if not folder.is_dir():
-        raise CannotStartError(
-            f"There is no folder {folder} to write {output.name} to. Create it, or choose another with -o."
-        )
+        raise CannotStartError(f"no folder {folder} to write {output.name} to: create it, or choose another with -o.")
     try:
         spool_of(output).mkdir(mode=FOLDER_MODE)
     except FileExistsError:

@@ -108,7 +108,7 @@ _KEYS: dict[str, type] = {
 #: The keys of ``[tool.memprof.dry_run]``, which replaces the boolean to choose other steps for dry runs.
 _DRY_RUN = "dry_run"
 _DRY_KEYS: dict[str, type] = {"skip": int, "steps": int, "isolate": bool}
-#: The subtable that `memprof diff` and `memprof check` read.
+#: The subtable that `memprof diff` reads.
 _GATES = "gates"
 _LEAST = {"skip": 0, "steps": 1}
 _KIND = {str: "a text", bool: "true or false", int: "a whole number"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,12 +76,11 @@ class Target:
         return Path(self.name).name.removesuffix(".py") or "job"
 
 
-def find_script(words: Sequence[str], verb: str = "record") -> Target:
+def find_script(words: Sequence[str]) -> Target:
     """Returns the job ``python script.py arguments``.
 
     Args:
         words: The script and its arguments; ``-`` for a program on stdin.
-        verb: The verb, for messages.
 
     Raises:
         NotFoundError: The script does not exist.
@@ -96,16 +93,10 @@ def find_script(words: Sequence[str], verb: str = "record") -> Target:
             with open(script, "rb"):
                 pass
     except PermissionError:
-        raise NotExecutableError(f"The script {script} cannot be read. Check its permissions.") from None
+        raise NotExecutableError(f"the script {script} cannot be read: check its permissions.") from None
     except OSError as error:
-        # A common mistake: a command without the two dashes.
-        if shutil.which(script):
-            raise NotFoundError(
-                f"There is no script {script} here. To {verb} a command, put two dashes before it: "
-                f"memprof {verb} -- {shlex.join(words)}"
-            ) from None
         reason = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
-        raise NotFoundError(f"There is no script {script} here{reason}. Check its name and folder.") from None
+        raise NotFoundError(f"no script {script} here{reason}: check its name and folder.") from None
     return Target((sys.executable, *words), script)
 
 
@@ -128,9 +119,9 @@ def find_command(words: Sequence[str]) -> Target:
         candidates = [os.path.join(folder, program) for folder in os.get_exec_path()]
     there = [path for path in candidates if os.path.exists(path)]
     if not program or not there:
-        raise NotFoundError(f"Command {program} not found. Check its name, or write its full path.")
+        raise NotFoundError(f"no command {program}: check its name, or write its full path.")
     if not any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in there):
-        raise NotExecutableError(f"{there[0]} is not a program that can be run. Check its permissions.")
+        raise NotExecutableError(f"{there[0]} is not a program that can be run: check its permissions.")
     return Target(tuple(words), _script_of(words))
 
 
@@ -149,12 +140,12 @@ def find_target(words: Sequence[str], *, is_module: bool, is_command: bool, verb
         NotExecutableError: It cannot be run.
     """
     if not words:
-        raise UsageError(f"There is nothing to {verb}. Name a script: memprof {verb} train.py")
+        raise UsageError(f"nothing to {verb}: name a script, memprof {verb} train.py")
     if is_module and is_command:
         raise UsageError("-m names a Python module, -- a command: give one of them.")
     if is_module:
         return find_module(words)
-    return find_command(words) if is_command else find_script(words, verb)
+    return find_command(words) if is_command else find_script(words)
 
 
 #: Finds scripts in a shell command: ``TOKEN=x python -m package.train``, ``cd /job && ./train.py --lr 1``.

@@ -55,8 +55,8 @@ def named_tables(names: Sequence[str]) -> tuple[type[Table], ...]:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            advice = f"Did you mean {near[0]}?" if near else f"The tables are {', '.join(known)}."
-            raise UsageError(f"There is no table {name!r}. {advice}")
+            advice = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(known)}."
+            raise UsageError(f"no table {name!r}: {advice}")
     return tuple(kind for name, kind in known.items() if not names or name in names)
 
 

@@ -46,6 +46,11 @@ def damaged(path: Path, detail: str) -> BadInputError:
     return BadInputError(f"{path} is damaged: {detail}.")
 
 
+def missing(path: Path) -> BadInputError:
+    """Returns the error for a file that does not exist."""
+    return BadInputError(f"no file {path}: check its name and folder.")
+
+
 def foreign(path: Path, detail: str) -> BadInputError:
     """Returns the error for a file that is not a trace."""
     return BadInputError(f"{path} is not a memprof recording: {detail}.")
@@ -135,7 +140,7 @@ class Archive:
             with self.path.open("rb") as file:
                 return [self._read(file, entry) for entry in entries]
         except FileNotFoundError as error:
-            raise BadInputError(f"There is no file {self.path}.") from error
+            raise missing(self.path) from error
         except _DAMAGE as error:
             raise damaged(self.path, "it is cut short, or its bytes were changed") from error
         except OSError as error:
@@ -171,7 +176,7 @@ def _check_start(path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(64)
     except FileNotFoundError as error:
-        raise BadInputError(f"There is no file {path}.") from error
+        raise missing(path) from error
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     if not start:

@@ -103,7 +103,7 @@ def check_output(path: str | os.PathLike[str], *, force: bool, option: str = "")
     """
     place = find_place(path)
     if not place.is_there and not place.target.parent.is_dir():
-        raise OutputError(f"There is no folder {shown_folder(place)} to write {place.path.name} to.")
+        raise OutputError(f"no folder {shown_folder(place)} to write {place.path.name} to: create it first.")
     refuse_existing(place, force=force, option=option)
     return place
 

@@ -67,14 +67,14 @@ def find_files(path: Path) -> list[Path]:
         if path.is_dir():
             files = sorted(file for file in path.glob("*.memprof") if file.is_file())
             if not files:
-                raise BadInputError(f"The folder {path} holds no .memprof file, nor the spool of a recording.")
+                raise BadInputError(f"the folder {path} holds no .memprof file, nor the spool of a recording.")
             return files
         if path.exists():
             return [path]
         parts = find_parts(path)
         spool = path.parent / f"{path.name}.spool"
         if not parts and spool.is_dir():
-            raise BadInputError(f"There is no file {path}, but its recording was not packed: open {spool} instead.")
+            raise BadInputError(f"no file {path}, since its recording was not packed: open {spool} instead.")
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:  # a null character in the name

@@ -84,7 +84,7 @@ def _read(path: Path) -> bytes:
         # Loading a file takes several times its size in memory.
         return read_bytes(path, free_memory().total_bytes, lambda start: _refuse_nonsense(path, start[:64]))
     except FileNotFoundError:
-        raise BadInputError(f"There is no file {path}.") from None
+        raise BadInputError(f"no file {path}: check its name and folder.") from None
     except IsADirectoryError:
         raise BadInputError(f"{path} is a folder: name the snapshot or trace inside it.") from None
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`memprof compare-allocations --dashboard`: the page in a browser, with names that are markup."""
+"""`memprof diff --dashboard`: the page in a browser, with names that are markup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_both_sides_are_shown_until_it_is_interrupted(show: Callable[..., Shown]
     """The result in the terminal and on the page, hover and zoom; the timeline is back on other pages; exit code 4."""
     real = snapshot(tmp_path / "gpu.pickle", [*_STEP, ("mm", 4 * _KIB)], file=_HOSTILE)
     dry = snapshot(tmp_path / "dry.pickle", [("mm", 60 * _KIB), *_STEP[1:]])
-    command = [sys.executable, "-m", "memprof", "compare-allocations", "--dashboard", real, dry]
+    command = [sys.executable, "-m", "memprof", "diff", "--dashboard", real, dry]
     environment = os.environ | {"BROWSER": "true"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

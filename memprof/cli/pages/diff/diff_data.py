@@ -5,14 +5,30 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from operator import attrgetter
 
-from memprof.analysis.diff.comparison import Diff, Pair
+from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_tables import CHANGES
 from memprof.analysis.diff.diff_words import headline
 from memprof.analysis.diff.explain import explain, modules_of
-from memprof.analysis.diff.summary import Spot, Summary
-from memprof.analysis.table import records
-from memprof.json_values import Json, number, to_json
+from memprof.analysis.diff.summary import KINDS
+from memprof.analysis.table import (
+    BYTES,
+    BYTES_CHANGE,
+    COUNT,
+    FRACTION,
+    RATIO_CHANGE,
+    SIZES,
+    TRUTH,
+    US,
+    Column,
+    Read,
+    record,
+    records,
+    row_of,
+    rows_of,
+)
+from memprof.json_values import Json, to_json
 
 #: Characters that are invalid in XML 1.0.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -46,6 +62,51 @@ def _sound(text: str) -> str:
     return _FORBIDDEN.sub("?", text)
 
 
+def _changed(kind: str) -> Read:
+    return lambda parts: [one for one in parts[kind] if one.bytes]
+
+
+#: A side: its summary, its name, and the number of its recordings.
+SIDES = (
+    Column("name", read=lambda side: side[1]),
+    Column("recordings", None, COUNT, lambda side: side[2]),
+    Column("peak_allocated_bytes", None, BYTES, lambda side: side[0].peak.bytes),
+    Column("peak_in", read=lambda side: side[0].peak.place),
+    Column("step_time_us", None, US, lambda side: side[0].step_time_us),
+    Column("recompute_time_us", None, US, lambda side: side[0].recompute_time_us),
+    Column("reserved_bytes", None, BYTES, lambda side: side[0].reserved_bytes if side[0].reserved_bytes >= 0 else None),
+    Column("plan", read=lambda side: side[0].plan or None),
+    Column("rank_peaks", None, SIZES, lambda side: side[0].rank_peaks),
+)
+_SPOT = (
+    Column("bytes", None, BYTES),
+    Column("phase"),
+    Column("module", read=lambda spot: spot.module or None),
+    Column("operator", read=attrgetter("op")),
+    Column("line", read=lambda spot: spot.line or None),
+)
+PAIRS = (
+    Column("name"),
+    Column("base", None, row_of(_SPOT)),
+    Column("head", None, row_of(_SPOT)),
+    Column("change_bytes", None, BYTES_CHANGE, attrgetter("bytes")),
+    Column("change_ratio", None, RATIO_CHANGE, lambda pair: pair.bytes / pair.base_bytes if pair.base_bytes else None),
+    Column("parts", None, row_of(tuple(Column(kind, None, rows_of(CHANGES), _changed(kind)) for kind in KINDS))),
+)
+#: A gate's level and verdict.
+GATES = (
+    Column("gate", read=lambda one: one[1].gate.text),
+    Column("level", read=lambda one: one[0]),
+    Column("base", None, FRACTION, lambda one: one[1].base),
+    Column("head", None, FRACTION, lambda one: one[1].head),
+    Column("is_known", None, TRUTH, lambda one: one[1].is_known),
+    Column("is_failed", None, TRUTH, lambda one: one[1].is_failed),
+    Column("sentence", read=lambda one: one[1].describe()),
+)
+CAUSES = (Column("kind"), Column("sentence"))
+MODULES = (Column("name"), Column("change_bytes", None, BYTES_CHANGE, attrgetter("bytes")))
+
+
 def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
     """Returns a diff ready for ``json.dump``.
 
@@ -55,28 +116,17 @@ def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
     """
     return {
         "schema": DIFF_SCHEMA,
-        "base": _side(found.base, names[0], len(found.bases)),
-        "head": _side(found.head, names[1], len(found.heads)),
+        "base": record(SIDES, (found.base, names[0], len(found.bases))),
+        "head": record(SIDES, (found.head, names[1], len(found.heads))),
         "is_unchanged": found.is_unchanged,
         "is_failed": found.is_failed,
-        "peak": _pair(found.peak),
-        "phases": [_pair(pair) for pair in found.phases],
+        "peak": record(PAIRS, found.peak),
+        "phases": records(PAIRS, found.phases),
         "told_in": found.focus.name,
         "differences": to_json(found.differences),
-        "gates": [
-            {
-                "gate": verdict.gate.text,
-                "level": level,
-                "base": number(verdict.base),
-                "head": number(verdict.head),
-                "is_known": verdict.is_known,
-                "is_failed": verdict.is_failed,
-                "sentence": verdict.describe(),
-            }
-            for level, verdict in found.verdicts
-        ],
-        "causes": [{"kind": cause.kind, "sentence": cause.sentence} for cause in explain(found)],
-        "modules": [{"name": one.name, "change_bytes": one.bytes} for one in modules_of(found)],
+        "gates": records(GATES, found.verdicts),
+        "causes": records(CAUSES, explain(found)),
+        "modules": records(MODULES, modules_of(found)),
         "warnings": list(found.warnings),
     }
 
@@ -93,42 +143,3 @@ def diff_to_benchmark(found: Diff) -> list[Json]:
     if math.isfinite(head.step_time_us):
         figures.append({"name": "step time", "unit": "us", "value": round(head.step_time_us, 1)})
     return figures
-
-
-def _side(summary: Summary, name: str, count: int) -> Json:
-    return {
-        "name": name,
-        "recordings": count,
-        "peak_allocated_bytes": summary.peak.bytes,
-        "peak_in": summary.peak.place,
-        "step_time_us": number(summary.step_time_us),
-        "recompute_time_us": number(summary.recompute_time_us),
-        "reserved_bytes": summary.reserved_bytes if summary.reserved_bytes >= 0 else None,
-        "plan": summary.plan or None,
-        "rank_peaks": summary.rank_peaks,
-    }
-
-
-def _pair(pair: Pair) -> Json:
-    return {
-        "name": pair.name,
-        "base": _spot(pair.base),
-        "head": _spot(pair.head),
-        "change_bytes": pair.bytes,
-        "change_ratio": pair.bytes / pair.base_bytes if pair.base_bytes else None,
-        "parts": {
-            kind: records(CHANGES, (one for one in changes if one.bytes)) for kind, changes in pair.parts.items()
-        },
-    }
-
-
-def _spot(spot: Spot | None) -> Json | None:
-    if spot is None:
-        return None
-    return {
-        "bytes": spot.bytes,
-        "phase": spot.phase,
-        "module": spot.module or None,
-        "operator": spot.op,
-        "line": spot.line or None,
-    }

@@ -61,7 +61,7 @@ def _explain(page: Page, found: Diff) -> None:
         page.say("No cause: nothing changed." if found.is_unchanged else "No cause found beyond the tables.")
     for number, cause in enumerate(causes, start=1):
         page.say(f"{number}. {cause.sentence}")
-    modules = modules_of(found)
+    modules = modules_of(found, folds=True)
     if modules:
         parts = ", ".join(f"{one.name} {format_bytes_change(one.bytes)}" for one in modules[:8])
         more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""

@@ -93,7 +93,7 @@ def predict(
 
         plan = Plan()  # the effect of the size alone
     if plan is None:
-        raise UsageError("There is nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
+        raise UsageError("nothing to predict: give --plan FILE, or a policy such as --checkpoint 'layers.*'")
     # The plan that was read is overwritten with its prediction; any other existing file is left alone.
     is_own = written is not None and plan_path is not None and written.resolve() == plan_path.resolve()
     for path in (output, None if is_own else written):

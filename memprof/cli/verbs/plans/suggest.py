@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.options.command_classes import refuse_others
 from memprof.cli.options.search_options import read_search_request
 from memprof.cli.options.suggest_options import SuggestCommand, SuggestOptions, suggest_options
 
@@ -20,10 +21,12 @@ Examples:
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest small.memprof --budget 24GiB --at-batch 64
   memprof suggest mixed.memprof --budget 24GiB --at-length 512
-  memprof suggest run.memprof --machine h100-80g --devices 8""",
+  memprof suggest run.memprof --machine h100-80g --devices 8
+  memprof suggest run.memprof --compare-planners""",
 )
 @suggest_options
-def suggest(**flags: Any) -> int:
+@click.pass_context
+def suggest(ctx: click.Context, /, compares_planners: bool, **flags: Any) -> int:
     """Suggest the fastest plans that make a recorded job fit a budget.
 
     TRACE is a recording of the unmodified job. Every plan is replayed on it as a whole; --write keeps the fastest that
@@ -34,8 +37,19 @@ def suggest(**flags: Any) -> int:
     by `memprof record --dry-run --plan`; --write keeps the confirmed one. For other recordings this takes --check,
     which is consent; --no-run never runs anything. With --compile, it is dry-run under torch.compile, and
     the compiled plans are listed among the others.
+
+    With --compare-planners, every published planner searches for a schedule of operators at budgets of 90 to 30 % of
+    the recorded peak, and the time that each adds to the step is shown. This takes minutes: one search, of
+    --time-limit at most, for each planner and budget.
     """
     begun = time.monotonic()
+    if compares_planners:
+        from memprof.cli.pages.compare_page import show_comparison
+
+        own = ("compares_planners", "trace", "step_number", "rank", "time_limit", "is_json")
+        refuse_others(ctx, own, lambda _: "does not apply to --compare-planners: leave one of them out")
+        show_comparison(**{name: flags[name] for name in own[1:]})
+        return 0
     given = SuggestOptions.read(**flags)
     from memprof.analysis.report.whole_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators

@@ -1,4 +1,4 @@
-"""`memprof check`: whether a recording is within a budget and other bounds, without a baseline."""
+"""`memprof diff` with one recording: whether it is within a budget and other bounds, without a base."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from memprof.cli.options.gate_options import chosen_gates, gate_options
+from memprof.cli.options.gate_options import chosen_gates
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 if TYPE_CHECKING:
     from memprof.analysis.diff.budget import BudgetVerdict
@@ -22,30 +21,27 @@ if TYPE_CHECKING:
 CHECK_SCHEMA = 1
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  memprof check run.memprof --budget 40GiB
-  memprof check run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'"""
-)
-@click.argument("trace", type=click.Path(), metavar="TRACE")
-@click.option("--budget", metavar="SIZE", help="Maximum peak of allocated bytes: 40GiB.")
-@click.option("--machine", metavar="NAME", help="Budget of this device, such as rtx3090 or a100-80g.")
-@gate_options
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def check(
     trace: str,
     budget: str | None,
     machine: str | None,
     fail_on: tuple[str, ...],
     warn_on: tuple[str, ...],
+    *,
     is_json: bool,
 ) -> int:
-    """Check a recording against a budget, without a baseline.
+    """Prints whether a recording is within its bounds, and returns the exit code: 4 if it is not, 3 if undecided.
 
-    TRACE is a recording or the JSON of memprof summary. The exit code is 4 if it exceeds the budget. Without --budget,
-    a recording under a plan is checked against the plan's budget, by its highest recorded step. Gates that bound
-    growth need a baseline: memprof diff.
+    Args:
+        trace: The recording, or the JSON of a summary.
+        budget: Maximum peak; None for that of the plan that the recording ran under.
+        machine: Device whose budget it is; None for none.
+        fail_on: Gates that fail; those of the project if none is given.
+        warn_on: Gates that warn.
+        is_json: Print JSON.
+
+    Raises:
+        UsageError: A gate limits growth, or there is no bound.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.allocator.uncertainty import describe_torch, room_of
@@ -62,8 +58,10 @@ def check(
     if fail_on or warn_on:
         grows = next((gate for gate in (*fail, *warn) if gate.needs_base), None)
         if grows is not None:
-            raise UsageError(f"The gate {grows.text!r} limits growth, which needs a base: use memprof diff.")
-    # The project's gates may be meant for diffs.
+            raise UsageError(
+                f"the gate {grows.text!r} limits growth, which needs a base: memprof diff base.memprof {trace}"
+            )
+    skipped = [gate.text for gate in (*fail, *warn) if gate.needs_base]  # of the project, for two recordings
     fail, warn = ([gate for gate in gates if not gate.needs_base] for gates in (fail, warn))
     summary, planned = open_side(trace), None
     if budget is not None or machine is not None:
@@ -77,7 +75,12 @@ def check(
         own = None
         within = planned = None if is_summary(trace) else judge_planned(Trace.open(trace))
     if not fail and not warn and planned is None:
-        raise UsageError("There is nothing to check: give --budget 40GiB, --machine rtx3090 or --fail-on 'peak>40GiB'.")
+        raise UsageError(
+            f"nothing to compare {trace} with: name a second recording, or a bound such as --budget 40GiB, --machine "
+            "rtx3090 or --fail-on 'peak>40GiB'."
+        )
+    if skipped:
+        notify(f"without a base, these gates of the project are skipped: {', '.join(skipped)}")
     require_phases((*fail, *warn), (name for name in summary.spots if name != PEAK))
     verdicts = [
         (level, gate.judge(float("nan"), measure(gate, summary), least_head=summary.lower_bound))

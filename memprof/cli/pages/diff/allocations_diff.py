@@ -1,15 +1,14 @@
-"""`memprof compare-allocations`: what a real device allocated beside what a dry run does, allocation by allocation."""
+"""`memprof diff --allocations`: what a real device allocated beside what a dry run does, allocation by allocation."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from memprof.errors import UsageError
 from memprof.harmless import notify
@@ -19,49 +18,40 @@ if TYPE_CHECKING:
     from memprof.analysis.compared.comparison import AllocationComparison
 
 
-@click.command(
-    "compare-allocations",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog="""\b
-Examples:
-  memprof compare-allocations --device a100-80g gpu.pickle -- train.py --batch-size 8
-  memprof compare-allocations --device a100-80g --row gpu.pickle -- train.py --batch-size 8
-  memprof compare-allocations gpu.pickle dry-run.pickle
-  memprof compare-allocations --dashboard gpu.pickle dry-run.pickle""",
-)
-@click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
-@click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
-@click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
-@click.option("--figure", type=click.Path(), metavar="FILE.svg", help="Draw both sides' live bytes over each other.")
-@click.option("--dashboard", "in_dashboard", is_flag=True, help="Show both sides in a browser, until Ctrl-C.")
-@click.option("--row", "is_row", is_flag=True, help="Print one row of the table in docs/how-true.md, to contribute it.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
-@click.argument("snapshot", type=click.Path(), metavar="SNAPSHOT")
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="{OTHER | -- SCRIPT [ARGS]...}")
 def compare_allocations(
     snapshot: str,
-    rest: tuple[str, ...],
-    device: str | None,
+    rest: Sequence[str],
+    *,
+    machine: str | None,
     tolerance: str,
-    top: int,
+    rows: int,
     figure: str | None,
     in_dashboard: bool,
-    is_row: bool,
-    is_json: bool,
+    form: str,
 ) -> int:
-    """Compare a real GPU's allocations with a dry run's.
+    """Prints a comparison of a real GPU's allocations with a dry run's, and returns the exit code.
 
-    SNAPSHOT is what the job wrote on a GPU with torch.cuda.memory._dump_snapshot(). With --device, the job's own script
-    is dry-run on that device, until it writes its snapshot there; the file of the real GPU is not touched. OTHER
-    is a snapshot or a recording that exists already.
+    Args:
+        snapshot: What the job wrote on a GPU.
+        rest: A snapshot or a recording; with a device the job's script and its arguments.
+        machine: The GPU to simulate; None where both files exist.
+        tolerance: Largest error of the peak, a percentage.
+        rows: Kinds of differences to list at most.
+        figure: SVG file to draw both sides' live bytes to; None for none.
+        in_dashboard: Show both sides in a browser.
+        form: text, json, or markdown: one row of the table in docs/how-true.md.
 
-    Bytes are requested bytes rounded up to 512 on both sides. The exit code is 4 if the peaks differ by more than
-    --tolerance.
+    Raises:
+        BadInputError: A file cannot be read, or has no history.
+        UsageError: There is nothing to compare with, or the figure cannot be written.
     """
     share = _share(tolerance)
     rest = rest[1:] if rest[:1] == ("--",) else rest
     if not rest:
-        raise UsageError("There is nothing to compare with: give another snapshot, or --device NAME and -- train.py.")
+        raise UsageError(
+            f"nothing to compare the allocations of {snapshot} with: name another snapshot, or add --device rtx4090 -- "
+            "train.py"
+        )
     from memprof.analysis.compared.allocation_sequence import read_sequence
     from memprof.analysis.compared.comparison import compare_sequences, require_aligner
     from memprof.errors import GateFailedError
@@ -71,14 +61,14 @@ def compare_allocations(
         importlib.import_module("memprof_dashboard.command").require_dash()
     real = read_sequence(snapshot)
     with ExitStack() as stack:
-        if device is None:
+        if machine is None:
             if len(rest) > 1 or rest[0].endswith(".py"):
-                raise UsageError("To dry-run a script, name the GPU of the snapshot: --device rtx4090.")
+                raise UsageError("to dry-run a script, name the GPU of the snapshot: --device rtx4090.")
             compared = compare_sequences(real, read_sequence(rest[0]))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-compare-"))
-            compared = _dry_run(real, list(rest), device, Path(folder))
-        _show(compared, device or "", top, figure, is_row=is_row, is_json=is_json)
+            compared = _dry_run(real, list(rest), machine, Path(folder))
+        _show(compared, machine or "", rows, figure, form)
         if in_dashboard:
             importlib.import_module("memprof_dashboard.command").show_allocations(
                 Path(snapshot), Path(compared.dry.source)
@@ -86,23 +76,21 @@ def compare_allocations(
     return 0 if compared.peak_is_within(share) else GateFailedError.exit_code
 
 
-def _show(
-    compared: AllocationComparison, device: str, top: int, figure: str | None, *, is_row: bool, is_json: bool
-) -> None:
+def _show(compared: AllocationComparison, device: str, rows: int, figure: str | None, form: str) -> None:
     if figure is not None:
         _draw(compared, figure)
-    if is_json:
+    if form == "json":
         from memprof.analysis.compared.comparison_words import comparison_to_json
 
         print(json.dumps(comparison_to_json(compared), indent=2, allow_nan=False))
-    elif is_row:
+    elif form == "markdown":
         from memprof.cli.pages.allocations_page import describe_row
 
         print(describe_row(compared, device))
     else:
         from memprof.cli.pages.allocations_page import show_allocations
 
-        show_allocations(compared, top)
+        show_allocations(compared, rows)
 
 
 def _share(text: str) -> float:
