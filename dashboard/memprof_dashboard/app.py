@@ -18,7 +18,7 @@ from memprof_dashboard.pages import PAGES
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
-from memprof_dashboard.state import View, on_click, on_key, on_zoom, shown
+from memprof_dashboard.state import View, clock_of, on_click, on_key, on_zoom, shown
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Polling interval for a recording in progress, in milliseconds.
@@ -126,6 +126,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.SIDE, "value"),
         Input(ids.BY, "value"),
         Input(ids.LAY, "value"),
+        Input(ids.AXIS, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -245,13 +246,13 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY, ids.AXIS):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
         return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
     if what == "relayoutData" and isinstance(value, dict):
-        return on_zoom(view, rank, value)
+        return on_zoom(view, rank, value, clock_of(view, rank))
     if what == "clickData" and isinstance(value, dict):
         return on_click(view, rank, value)
     return view

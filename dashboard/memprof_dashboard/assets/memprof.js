@@ -3,12 +3,12 @@
 
 (function () {
   const PARTS = [
-    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "plan"],
-    ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
+    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "axis", "plan"],
+    ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by", "inverted", "axis"],
     ["trace", "rank", "other", "tab"],
   ];
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
-    ["side", "side"], ["by", "by"], ["lay", "lay"]];
+    ["side", "side"], ["by", "by"], ["lay", "lay"], ["axis", "axis"]];
   let presses = 0;
   let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 

@@ -130,7 +130,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
             "showgrid": False,
         },
         shapes=[
-            cursor_line(at, theme),
+            cursor_line(at + 0.5, theme),
             chosen_frame(drawn.box(storage), drawn.top, theme),
             *_floor(drawn, unit_bytes, theme),
         ],

@@ -11,7 +11,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from memprof.replay.history import History
-from memprof.trace.schema import Ints
+from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes, parse_bytes
 from memprof_dashboard.palette import Theme
 
@@ -115,7 +115,9 @@ class Drawn:
         return codes[starts].astype(np.int64), np.append(starts, len(codes))
 
 
-def draw(total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints | None = None) -> Drawn:
+def draw(
+    total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints | None = None, clock: Floats | None = None
+) -> Drawn:
     """Downsamples a range: returns every operator, or the peak operator of each column.
 
     All categories are evaluated at these operators, so the stack shows bytes live at the same time. Sampling each
@@ -127,12 +129,16 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints |
         end: End of the range (exclusive).
         columns: Most columns.
         cuts: Operators at which a column has to begin, in addition; None for none.
+        clock: When operators begin, where columns are equally long in time; None for equally many operators.
     """
     count = end - first
     if count <= columns:
         op_ids = np.arange(first, end)
         return Drawn(first, end, op_ids, op_ids, total[first:end])
     left = first + (np.arange(columns) * count) // columns
+    if clock is not None:
+        times = np.linspace(clock[first], clock[end], columns, endpoint=False)
+        left = np.unique(np.append(first, np.searchsorted(clock[:end], times).clip(first, end - 1)))
     if cuts is not None:
         left = np.union1d(left, cuts[(cuts > first) & (cuts < end)])
     lows = np.minimum.reduceat(total[first:end], left - first)

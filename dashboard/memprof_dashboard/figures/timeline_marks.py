@@ -50,7 +50,7 @@ class Marks:
     """Markers on a timeline.
 
     Attributes:
-        at: The operator under the cursor, None for none.
+        at: Where the cursor stands on the x axis, None for none.
         budget_bytes: Where the budget line is, 0 for none.
         capacity_bytes: Device capacity, 0 for none.
         most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
@@ -63,10 +63,12 @@ class Marks:
         place: Returns where operators lie on the x axis, ascending; at their rows unless the axis is that of another
             recording.
         cuts: Operators at which a column has to begin, None for none: a phase that is short here may be long there.
-        axis: The range of the x axis where it is another recording's, None for that of the operators.
+        axis: The range of the x axis where it is another recording's or time, None for that of the operators.
+        clock: When each operator begins in ms, and the end, where the axis is time; shape ``(ops + 1,)``.
+        held: Bytes of each category at the cursor, which the legend lists; None for the names alone.
     """
 
-    at: int | None = None
+    at: float | None = None
     budget_bytes: int = 0
     capacity_bytes: int = 0
     most_bytes: int = 0
@@ -78,7 +80,9 @@ class Marks:
     has_legend: bool = True
     place: Callable[[Ints], Places] = own_axis
     cuts: Ints | None = None
-    axis: tuple[int, int] | None = None
+    axis: tuple[float, float] | None = None
+    clock: Floats | None = None
+    held: dict[str, int] | None = None
 
 
 def shapes(marks: Marks, history: History, drawn: Drawn, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
@@ -116,7 +120,7 @@ def labels(
     ]
 
 
-def _lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def _lines(marks: Marks, first: float, end: float, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     """Returns the shapes of cursor, budget and capacity, the cursor first."""
     shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
     for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
@@ -127,16 +131,16 @@ def _lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) ->
     return shapes
 
 
-def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
+def cursor_line(x: float | None, theme: Theme) -> dict[str, object]:
     """Returns the shape of the cursor, with zero width where there is none."""
     return {
         "type": "line",
-        "x0": (at or 0) + 0.5,
-        "x1": (at or 0) + 0.5,
+        "x0": x or 0,
+        "x1": x or 0,
         "y0": 0,
         "y1": 1,
         "yref": "paper",
-        "line": {"color": theme.accent, "width": 0 if at is None else 1.5},
+        "line": {"color": theme.accent, "width": 0 if x is None else 1.5},
     }
 
 
@@ -164,7 +168,9 @@ def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str
     return names
 
 
-def _line_names(marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def _line_names(
+    marks: Marks, end: tuple[float, str], top: int, unit_bytes: int, theme: Theme
+) -> list[dict[str, object]]:
     """Returns the labels of the budget and the device, at one end of their lines: the one away from the peak's label.
 
     Args:

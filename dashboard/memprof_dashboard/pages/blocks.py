@@ -127,7 +127,7 @@ class BlocksPage:
                 return no_update
             chosen = self._seen(rank, view)[0]
             patch = Patch()
-            patch["layout"]["shapes"][0] = cursor_line(view.at, theme_of(theme))
+            patch["layout"]["shapes"][0] = cursor_line(view.at + 0.5, theme_of(theme))
             box = _rectangles(rank, self.lives(rank), chosen, with_texts=False).box(view.storage)
             patch["layout"]["shapes"][1] = chosen_frame(box, chosen.top, theme_of(theme))
             return patch
