@@ -14,7 +14,7 @@ from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.header import help_dialog, recording_choices
 from memprof_dashboard.page import or_sentence
-from memprof_dashboard.pages import PAGES
+from memprof_dashboard.pages import PAGES, empty_pages
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
@@ -94,7 +94,10 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 value=View().tab,
                 mobile_breakpoint=0,
                 className="tabs",
-                children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
+                children=[
+                    dcc.Tab(label=html.Span(page.TITLE, id=_tab(name)), value=name, className="tab")
+                    for name, page in PAGES.items()
+                ],
             ),
             html.H2("Pages", className="unseen"),
             dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
@@ -166,6 +169,18 @@ def _register(app: Dash, workspace: Workspace) -> None:
         return _panel(workspace, View.from_json(place))
 
     @app.callback(
+        [Output(_tab(name), what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")
+    )
+    def dim_empty(place: Any) -> Any:
+        view = View.from_json(place)
+        try:
+            reasons = empty_pages(workspace, view) if place is not None else {}
+        except MemprofError:
+            reasons = {}  # every page says why
+        found = [reasons.get(name, "") for name in PAGES]
+        return [*found, *("is-empty" if reason else "" for reason in found)]
+
+    @app.callback(
         Output(ids.TICK, "data"),
         Output(ids.BADGE, "children"),
         Output(ids.BADGE, "className"),
@@ -191,6 +206,10 @@ def _register(app: Dash, workspace: Workspace) -> None:
             # A finished recording has lost the .spool of its name.
             set_props(ids.RECORDINGS, {"children": recording_choices(workspace, View.from_json(whole))})
         return version if has_grown else no_update, *_badge(workspace)
+
+
+def _tab(name: str) -> str:
+    return f"tab-{name}"
 
 
 def _badge(workspace: Workspace) -> tuple[str, str]:

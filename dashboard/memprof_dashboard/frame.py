@@ -176,7 +176,7 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update, no_update, no_update
         view, at = View.from_json(window), View.from_json(whole).at
         figure: Any = or_message(main_timeline)(workspace, view, at, theme)
-        return figure, at, [(place, trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
+        return figure, at, [(place, *trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),

@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html, no_update
 
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
-from memprof.analysis.leaks.leak import Leak, describe_holder
+from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
 from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
 from memprof.analysis.leaks.leaks import LeakReport
 from memprof.analysis.table import FactTable
@@ -82,15 +82,18 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
     table = parts.facts(
         FactTable(LEAKS, report.leaks[:_MOST_ROWS]),
         label="what stays from step to step",
-        drawn={
-            "made at": lambda leak: _made_at(leak, last),
-            "held by": lambda leak: parts.with_code(describe_holder(leak.held_by) if leak.held_by else "unknown", 160),
-        },
+        drawn={"made at": lambda leak: _made_at(leak, last), "held by": _held_by},
     )
+    first = report.leaks[0]
+    rate = f" adds {describe_rate(first)}"
     return [
-        html.P(describe_growth(report.growth), className="verdict"),
-        *graph,
+        html.P(
+            [_made_at(first, last), rate, *([", held by ", _held_by(first)] if first.held_by else []), "."],
+            className="verdict",
+        ),
         table,
+        parts.note(describe_growth(report.growth)),
+        *graph,
         parts.note(
             "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "
             "one of the tensors."
@@ -106,6 +109,10 @@ def _made_at(leak: Leak, last: int) -> Any:
     if leak.line and last >= 0:
         return parts.jump(leak.line, title="show these tensors", find=leak.line, at=last, by="line", side="table")
     return parts.name(leak.line or leak.op or "unknown")
+
+
+def _held_by(leak: Leak) -> Any:
+    return parts.with_code(describe_holder(leak.held_by) if leak.held_by else "unknown", 160)
 
 
 @lru_cache(maxsize=4)
