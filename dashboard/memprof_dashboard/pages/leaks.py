@@ -92,7 +92,7 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
             className="verdict",
         ),
         table,
-        parts.note(describe_growth(report.growth)),
+        *([parts.note(describe_growth(report.growth))] if len(report.leaks) > 1 else []),
         *graph,
         parts.note(
             "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "
