@@ -71,7 +71,7 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
         sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
-        lines = [html.H1([_icon(NO_LIMIT), sentence])]
+        lines = [html.H1([_icon(NO_LIMIT), html.Span(sentence, title=f"{peak_bytes:,} B")])]
     if rank.leaks.growth.is_rise:
         lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(_growth(rank), 300)], className="second"))
     lines.append(html.P(_facts(rank, view, peak_bytes if is_said else -1), className="facts-line"))

@@ -8,7 +8,7 @@ from plotly import graph_objects as go
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof.units import format_bytes
 from memprof_dashboard.figures.bars import PARTS
-from memprof_dashboard.figures.shared import escaped, framed, unit_of
+from memprof_dashboard.figures.shared import LEGEND, escaped, framed, hatched, unit_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.views.fragments import Fragments
 
@@ -50,11 +50,7 @@ def address_map(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
                 name=label,
                 text=[f"{format_bytes(one)}{more}" for one, more in zip(size[own].tolist(), blocks, strict=True)],
                 textposition="none",
-                marker={
-                    "color": colour,
-                    "pattern": {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
-                    "line": {"width": 0},
-                },
+                marker={"color": colour, "pattern": hatched(pattern), "line": {"width": 0}},
                 hovertemplate=f"{label}: %{{text}}<br>at %{{base:,.3f}} {unit} of the segment<extra></extra>",
             )
         )
@@ -66,12 +62,8 @@ def address_map(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         bargap=0.25,
         hovermode="closest",
         uirevision="kept",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        xaxis={
-            "title": {"text": f"offset in the segment, {unit}", "standoff": 6},
-            "rangemode": "tozero",
-            "showgrid": False,
-        },
+        legend=LEGEND,
+        xaxis={"title": {"text": f"offset in the segment, {unit}", "standoff": 6}, "showgrid": False},
         yaxis={"tickvals": list(range(len(rows))), "ticktext": names, "fixedrange": True, "autorange": "reversed"},
     )
     return figure

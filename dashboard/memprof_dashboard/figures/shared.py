@@ -39,6 +39,38 @@ BLANK: Any = {
 COLUMNS = 800
 
 
+#: A legend in lines above a figure.
+LEGEND: Any = {"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.02, "yanchor": "bottom"}
+
+
+def hatched(pattern: str) -> dict[str, Any]:
+    """Returns a hatching over a color; ``pattern`` is plotly's name of it, "" for none."""
+    return {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6}
+
+
+def note(x: float, y: float, text: str, size: float, color: str, **more: Any) -> dict[str, Any]:
+    """Returns an annotation: a text at a place of the figure."""
+    return {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": size, "color": color}, **more}
+
+
+def pointer(x: float, y: float, text: str, theme: Theme, by: tuple[int, int], **more: Any) -> dict[str, Any]:
+    """Returns an annotation that points at a place, ``by`` pixels away from it, in a frame."""
+    look = {"showarrow": True, "arrowhead": 2, "arrowcolor": theme.ink, "bgcolor": theme.paper}
+    look |= {"bordercolor": theme.ink, "font": {"color": theme.ink}}
+    return {"x": x, "y": y, "text": text, "ax": by[0], "ay": by[1], **look, **more}
+
+
+def across(x: float, line: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns a line over the whole height of a figure."""
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, **more}
+
+
+def band(first: float, end: float, color: str, opacity: float, **more: Any) -> dict[str, Any]:
+    """Returns a rectangle over the whole height of a figure."""
+    look = {"type": "rect", "fillcolor": color, "opacity": opacity, "line": {"width": 0}}
+    return {"x0": first, "x1": end, "y0": 0, "y1": 1, "yref": "paper", **look, **more}
+
+
 def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
     """Applies the page's colours to a figure with a transparent background."""
     axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}

@@ -12,7 +12,7 @@ from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes
 from memprof_dashboard.figures.peak_inset import find_inset
-from memprof_dashboard.figures.shared import Drawn, draw, escaped, framed, unit_of
+from memprof_dashboard.figures.shared import LEGEND, Drawn, band, draw, escaped, framed, hatched, note, unit_of
 from memprof_dashboard.figures.timeline_marks import Marks, Places, labels, shapes
 from memprof_dashboard.palette import (
     PHASE_COLOURS,
@@ -87,7 +87,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     title, hover = "operator", "operator %{x:,.0f}"
     if marks.clock is not None:
         title, hover = "operator time, ms", "at %{x:,.3f} ms"
-    band = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
+    strip = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
     figure.update_layout(
         xaxis={
             "title": {"text": f"{title}{shown}", "standoff": 4, "font": {"size": 11}},
@@ -100,9 +100,9 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
             "title": {"text": unit},
             "range": [0, _HEADROOM * top / unit_bytes],
             "fixedrange": True,
-            "domain": [band + 0.02, 1],
+            "domain": [strip + 0.02, 1],
         },
-        yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, strip], "range": [0, 1]},
         hovermode="x unified",
         hoversubplots="axis",  # the band of the phases is in the label, too
         hoverdistance=-1 if len(drawn.op_ids) <= _FEW else 20,  # pixels; the nearest operator, however far, of a few
@@ -111,14 +111,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         dragmode="zoom",
         uirevision="kept",
         showlegend=marks.has_legend,
-        legend={
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.05,
-            "yanchor": "bottom",
-            "font": {"size": 11},
-        },
+        legend={**LEGEND, "y": 1.05, "font": {"size": 11}},
     )
     if marks.title:
         text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
@@ -128,7 +121,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     for category in listed if marks.held is not None else ():
         look = {**_looks(category), "name": legend_name(category, (marks.held or {}).get(category, 0))}
         figure.add_trace(go.Scatter(**nowhere, meta=[history.categories.index(category)], **look))
-    _add_inset(figure, history, drawn, marks, x, _HEADROOM * top, band + 0.02, theme)
+    _add_inset(figure, history, drawn, marks, x, _HEADROOM * top, strip + 0.02, theme)
     return figure
 
 
@@ -168,16 +161,8 @@ def _add_inset(
     lead: Any = {"x0": across, "y0": floor + (1 - floor) * up, "x1": end, "y1": (low + high) / 2}
     for kind, corners in (("line", lead), ("rect", box)):
         figure.add_shape(type=kind, layer="between", line=line, **on_paper, **corners)
-    figure.add_annotation(
-        text=f"{inset.end - inset.first:,} operators",
-        x=left,
-        y=high,
-        xanchor="left",
-        yanchor="top",
-        showarrow=False,
-        font={"size": 10.5, "color": theme.soft},
-        **on_paper,
-    )
+    text, corner = f"{inset.end - inset.first:,} operators", {"xanchor": "left", "yanchor": "top"}
+    figure.add_annotation(note(left, high, text, 10.5, theme.soft, **corner, **on_paper))
 
 
 def legend_name(category: str, held: int) -> str:
@@ -206,7 +191,7 @@ def _looks(category: str) -> dict[str, Any]:
         "legendgroup": escaped(fill.label),
         "mode": "lines",
         "fillcolor": fill.colour,
-        "fillpattern": {"shape": fill.pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
+        "fillpattern": hatched(fill.pattern),
     }
 
 
@@ -281,18 +266,6 @@ def overview(history: History, first: int, end: int, theme: Theme, clock: Floats
         yaxis={"visible": False, "fixedrange": True, "range": [0, 1.1 * float(total.max(initial=0)) / unit_bytes or 1]},
         showlegend=False,
         dragmode="zoom",
-        shapes=[
-            {
-                "type": "rect",
-                "x0": clock[first],
-                "x1": clock[end],
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "fillcolor": theme.accent,
-                "opacity": 0.18,
-                "line": {"width": 0},
-            }
-        ],
+        shapes=[band(float(clock[first]), float(clock[end]), theme.accent, 0.18)],
     )
     return figure
