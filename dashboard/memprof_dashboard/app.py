@@ -13,7 +13,7 @@ from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.header import help_dialog, recording_choices
-from memprof_dashboard.page import or_sentence
+from memprof_dashboard.page import or_sentence, view_of
 from memprof_dashboard.pages import PAGES, empty_pages
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
@@ -164,9 +164,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
     @app.callback(Output(ids.PANEL, "children"), Input(ids.PLACE, "data"))
     @or_sentence
     def show_panel(place: Any) -> Any:
-        if place is None:
-            return no_update
-        return _panel(workspace, View.from_json(place))
+        return _panel(workspace, view_of(place))
 
     @app.callback(
         [Output(_tab(name), what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")

@@ -9,11 +9,11 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.shared import BLANK, CONFIG
+from memprof_dashboard.figures.shared import BLANK
 from memprof_dashboard.figures.timeline import legend_name, overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
-from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.page import or_message, or_sentence, theme_of, view_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View, clock_of, shown
@@ -36,7 +36,6 @@ _DRAWN_AT, _OTHER_DRAWN_AT = "drawn-at", "other-drawn-at"
 _LISTED = "listed"
 _LAY_SWITCH, _AXIS_SWITCH = "lay-switch", "axis-switch"
 _FIRST = "first"
-_OVERVIEW = {"height": "48px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 _HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
 
@@ -85,15 +84,9 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                                 ],
                                 className="tools",
                             ),
-                            dcc.Graph(
-                                id=ids.OVERVIEW,
-                                figure=BLANK,
-                                config=CONFIG | {"displayModeBar": False},
-                                responsive=True,
-                                style=_OVERVIEW,
-                            ),
-                            dcc.Graph(id=ids.TIMELINE, figure=BLANK, config=CONFIG, responsive=True, style=_TIMELINE),
-                            dcc.Graph(id=ids.TIMELINE_OTHER, config=CONFIG, responsive=True, style={"display": "none"}),
+                            parts.graph(ids.OVERVIEW, "48px", has_bar=False, figure=BLANK),
+                            parts.graph(ids.TIMELINE, figure=BLANK, style=_TIMELINE),
+                            parts.graph(ids.TIMELINE_OTHER, style={"display": "none"}),
                             html.Div(id=ids.PHASES, className="phases"),
                             html.Div(id=ids.TIMELINE_TABLE),
                         ],
@@ -118,9 +111,7 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     def show_phases(_: Any, window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         try:
             has_phases = workspace.rank(view.trace, view.rank).has_phases
             return legend(stretches(workspace, view), has_phases=has_phases, has_categories=has_two(view))
@@ -140,9 +131,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
     def show_facts(window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
     @app.callback(
@@ -172,9 +161,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         State(ids.VIEW, "data"),
     )
     def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
-        if window is None:
-            return no_update, no_update, no_update
-        view, at = View.from_json(window), View.from_json(whole).at
+        view, at = view_of(window), View.from_json(whole).at
         figure: Any = or_message(main_timeline)(workspace, view, at, theme)
         return figure, at, [(place, *trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
 
@@ -199,9 +186,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     )
     @or_message
     def draw_overview(_: Any, window: Any, theme: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         rank = workspace.rank(view.trace, view.rank)
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme), clock_of(view, rank))
@@ -212,17 +197,13 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"))
     @or_sentence
     def read_out(cursor: Any) -> Any:
-        if cursor is None:
-            return no_update
-        view = View.from_json(cursor)
+        view = view_of(cursor)
         return readout(workspace.rank(view.trace, view.rank), view)
 
     @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def tabulate(_: Any, window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         heads, rows = rows_of(workspace.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
         return parts.as_table(heads, rows, label="timeline data")
 

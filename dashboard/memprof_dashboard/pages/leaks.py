@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html
 
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
 from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
@@ -16,7 +16,7 @@ from memprof.trace.schema import StepPeaks
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.figures.shared import CONFIG
-from memprof_dashboard.page import or_sentence, theme_of
+from memprof_dashboard.page import or_sentence, theme_of, view_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
@@ -44,9 +44,7 @@ class LeaksPage:
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
         @or_sentence
         def fill(place: Any, theme: Any) -> Any:
-            if place is None:
-                return no_update
-            view = View.from_json(place)
+            view = view_of(place)
             ranks = tuple(source.rank(view.rank) for source in workspace.sources)
             return [
                 *_recording(workspace.rank(view.trace, view.rank), theme_of(theme)),

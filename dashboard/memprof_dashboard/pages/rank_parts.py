@@ -13,8 +13,8 @@ from memprof.analysis.table import FactTable
 from memprof.trace.store import Trace
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import mesh_figure
-from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.page import theme_of
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.page import theme_of, view_of
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.mesh import (
@@ -54,7 +54,7 @@ def layout(trace: Trace) -> Any:
                 className="mesh-input",
             ),
             html.P(id=_REMARK, className="ranks-verdict"),
-            dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style=_size(mesh)),
+            parts.graph(_GRAPH, style=_size(mesh)),
         ],
         className="mesh",
     )
@@ -72,10 +72,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         State(ids.VIEW, "data"),
     )
     def draw(text: Any, theme: Any, whole: Any) -> Any:
-        if whole is None:
-            return no_update, no_update, no_update
         try:
-            trace = workspace.source(View.from_json(whole).trace).trace
+            trace = workspace.source(view_of(whole).trace).trace
             compared = compare_ranks(trace)
             world_size = _world_size(trace, compared)
             is_typed = isinstance(text, str) and text.strip()

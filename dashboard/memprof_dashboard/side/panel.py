@@ -9,8 +9,8 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.boxes import flame, treemap
-from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.page import theme_of
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.page import theme_of, view_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.side.detail import detail_of
 from memprof_dashboard.side.table import Order, chunk_of, table_of
@@ -70,9 +70,7 @@ class SidePanel:
                 html.Div(
                     [
                         html.Div(id=_ABOVE, className="above"),
-                        dcc.Graph(
-                            id=_GRAPH, config=CONFIG | {"displayModeBar": False}, responsive=True, className="boxes"
-                        ),
+                        parts.graph(_GRAPH, has_bar=False, className="boxes"),
                         html.Div(id=_REMARK),
                         html.Div(id=_AS_TABLE),
                     ],
@@ -90,9 +88,7 @@ class SidePanel:
 
         @app.callback(Output(_DETAIL, "children"), Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
         def fill(cursor: Any) -> Any:
-            if cursor is None:
-                return no_update, no_update
-            view = View.from_json(cursor)
+            view = view_of(cursor)
             try:
                 rank = workspace.rank(view.trace, view.rank)
                 detail = detail_of(rank, view, self._editor)
