@@ -137,7 +137,9 @@ def _add_inset(
     edges = np.append(inside.left, inset.end).astype(np.int32)
     on_own: Any = {"xaxis": "x3", "yaxis": "y3", "name": "inset", "showlegend": False}
     on_own |= {"hoverinfo": "skip", "hovertemplate": None}
-    traces: list[Any] = []
+    most = 1.3 * float(history.total[inside.op_ids].max() / unit_bytes)
+    ground: Any = {"fill": "tozeroy", "fillcolor": theme.paper, "line": {"width": 0}}  # over the grid of the timeline
+    traces: list[Any] = [go.Scatter(x=[inset.first, inset.end], y=[most, most], mode="lines", **ground)]
     for category in history.categories:
         alive = history.alive_bytes(category, inside.op_ids)
         if alive.any():
@@ -146,21 +148,20 @@ def _add_inset(
     traces.append(_line("total", edges, history.total[inside.op_ids], unit, unit_bytes, line))
     figure.add_traces([trace.update(**on_own) for trace in traces])
     low, high = (floor + (1 - floor) * edge for edge in inset.y)
-    most = float(history.total[inside.op_ids].max() / unit_bytes)
     axis: Any = {"visible": False, "fixedrange": True}
     figure.update_layout(
         xaxis3={**axis, "domain": inset.x, "anchor": "y3", "range": [inset.first, inset.end]},
-        yaxis3={**axis, "domain": [low, high], "anchor": "x3", "range": [0, 1.3 * most]},
+        yaxis3={**axis, "domain": [low, high], "anchor": "x3", "range": [0, most]},
     )
     left, right = inset.x
     on_paper: Any = {"xref": "paper", "yref": "paper"}
     line = {"width": 1, "color": theme.soft}
-    box: Any = {"x0": left, "x1": right, "y0": low, "y1": high, "fillcolor": theme.paper}
+    box: Any = {"x0": left, "x1": right, "y0": low, "y1": high}
     across, up = inset.peak
     end = min(max(across, left), right)
     lead: Any = {"x0": across, "y0": floor + (1 - floor) * up, "x1": end, "y1": (low + high) / 2}
-    for kind, corners in (("line", lead), ("rect", box)):
-        figure.add_shape(type=kind, layer="between", line=line, **on_paper, **corners)
+    figure.add_shape(type="line", layer="between", line=line, **on_paper, **lead)
+    figure.add_shape(type="rect", line=line, **on_paper, **box)
     text, corner = f"{inset.end - inset.first:,} operators", {"xanchor": "left", "yanchor": "top"}
     figure.add_annotation(note(left, high, text, 10.5, theme.soft, **corner, **on_paper))
 

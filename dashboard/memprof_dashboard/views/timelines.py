@@ -152,6 +152,7 @@ def other_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any
         title=name,
         has_legend=False,
         told=lambda op_id: f"operator {op_id:,}",
+        clock=None if clock_of(view, rank) is None else beside.clock,
         place=lambda ops: to_x(aligned.place(ops)),
         cuts=aligned.cuts,
         axis=(float(to_x(now.first)), float(to_x(now.end))),
