@@ -29,7 +29,6 @@ class Box:
         size: Bytes, with all boxes inside.
         category: The category that most of it is of.
         find: What finds its storages by name; empty where no search does.
-        modules: How many modules it stands for, 0 for none.
         split: Bytes by category of a box that holds no other.
     """
 
@@ -38,7 +37,6 @@ class Box:
     size: int
     category: str
     find: str = ""
-    modules: int = 0
     split: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -158,7 +156,6 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
     inside = tree.with_children(own[:, :-1])
     for node in kept.tolist():
         parent = int(tree.parent[node])
-        count = int(tree.counts[node])
         place[node] = len(boxes)
         boxes.append(
             Box(
@@ -167,7 +164,6 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
                 size=int(whole[node]),
                 category=_largest(split, inside[:, node]),
                 find=find_text(tree.title(node)),
-                modules=count,
                 split=_by_category(split, inside[:, node]),
             )
         )
