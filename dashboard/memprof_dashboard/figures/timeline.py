@@ -118,7 +118,7 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         figure.update_layout(title=text, margin={"t": 56 if marks.has_legend else 36})
     # In the legend, names of their own for areas that take no room: the cursor changes them, not those of the hover.
     nowhere: Any = {"x": [None], "y": [None], "line": {"width": 0}, "fill": "tozeroy", "legendrank": 1}
-    for category in listed if marks.held is not None else ():
+    for category in listed if marks.held is not None and marks.has_legend else ():
         look = {**_looks(category), "name": legend_name(category, (marks.held or {}).get(category, 0))}
         figure.add_trace(go.Scatter(**nowhere, meta=[history.categories.index(category)], **look))
     _add_inset(figure, history, drawn, marks, x, _HEADROOM * top, strip + 0.02, theme)
