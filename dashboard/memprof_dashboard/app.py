@@ -95,7 +95,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 mobile_breakpoint=0,
                 className="tabs",
                 children=[
-                    dcc.Tab(label=html.Span(page.TITLE, id=_tab(name)), value=name, className="tab")
+                    dcc.Tab(label=html.Span(page.TITLE, id=f"tab-{name}"), value=name, className="tab")
                     for name, page in PAGES.items()
                 ],
             ),
@@ -167,7 +167,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         return _panel(workspace, view_of(place))
 
     @app.callback(
-        [Output(_tab(name), what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")
+        [Output(f"tab-{name}", what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")
     )
     def dim_empty(place: Any) -> Any:
         view = View.from_json(place)
@@ -204,10 +204,6 @@ def _register(app: Dash, workspace: Workspace) -> None:
             # A finished recording has lost the .spool of its name.
             set_props(ids.RECORDINGS, {"children": recording_choices(workspace, View.from_json(whole))})
         return version if has_grown else no_update, *_badge(workspace)
-
-
-def _tab(name: str) -> str:
-    return f"tab-{name}"
 
 
 def _badge(workspace: Workspace) -> tuple[str, str]:
