@@ -13,12 +13,12 @@ from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.header import help_dialog, recording_choices
-from memprof_dashboard.page import or_sentence
-from memprof_dashboard.pages import PAGES
+from memprof_dashboard.page import or_sentence, view_of
+from memprof_dashboard.pages import PAGES, empty_pages
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
-from memprof_dashboard.state import View, on_click, on_key, on_zoom, shown
+from memprof_dashboard.state import View, clock_of, on_click, on_key, on_zoom, shown
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
 #: Polling interval for a recording in progress, in milliseconds.
@@ -94,7 +94,10 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 value=View().tab,
                 mobile_breakpoint=0,
                 className="tabs",
-                children=[dcc.Tab(label=page.TITLE, value=name, className="tab") for name, page in PAGES.items()],
+                children=[
+                    dcc.Tab(label=html.Span(page.TITLE, id=f"tab-{name}"), value=name, className="tab")
+                    for name, page in PAGES.items()
+                ],
             ),
             html.H2("Pages", className="unseen"),
             dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
@@ -126,6 +129,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.SIDE, "value"),
         Input(ids.BY, "value"),
         Input(ids.LAY, "value"),
+        Input(ids.AXIS, "value"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
@@ -160,9 +164,19 @@ def _register(app: Dash, workspace: Workspace) -> None:
     @app.callback(Output(ids.PANEL, "children"), Input(ids.PLACE, "data"))
     @or_sentence
     def show_panel(place: Any) -> Any:
-        if place is None:
-            return no_update
-        return _panel(workspace, View.from_json(place))
+        return _panel(workspace, view_of(place))
+
+    @app.callback(
+        [Output(f"tab-{name}", what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")
+    )
+    def dim_empty(place: Any) -> Any:
+        view = View.from_json(place)
+        try:
+            reasons = empty_pages(workspace, view) if place is not None else {}
+        except MemprofError:
+            reasons = {}  # every page says why
+        found = [reasons.get(name, "") for name in PAGES]
+        return [*found, *("is-empty" if reason else "" for reason in found)]
 
     @app.callback(
         Output(ids.TICK, "data"),
@@ -245,13 +259,13 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         )
     if name == ids.RANK:
         return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY):
+    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY, ids.AXIS):
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
         return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
     if what == "relayoutData" and isinstance(value, dict):
-        return on_zoom(view, rank, value)
+        return on_zoom(view, rank, value, clock_of(view, rank))
     if what == "clickData" and isinstance(value, dict):
         return on_click(view, rank, value)
     return view

@@ -9,23 +9,33 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.shared import BLANK, CONFIG
-from memprof_dashboard.figures.timeline import overview
+from memprof_dashboard.figures.shared import BLANK
+from memprof_dashboard.figures.timeline import legend_name, overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
-from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.page import or_message, or_sentence, theme_of, view_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
-from memprof_dashboard.state import View, shown
+from memprof_dashboard.state import View, clock_of, shown
 from memprof_dashboard.summary_bar import facts_of, legend, readout
-from memprof_dashboard.views.timelines import OVER, has_two, main_timeline, other_timeline, rows_of, stretches
+from memprof_dashboard.views.timelines import (
+    OVER,
+    has_two,
+    held_at,
+    main_timeline,
+    on_axis,
+    other_timeline,
+    rows_of,
+    stretches,
+)
 
 _MOST_TABLE_ROWS = 200
 #: Cursor position in the timeline drawn last, and in that of the second recording; None without a cursor.
 _DRAWN_AT, _OTHER_DRAWN_AT = "drawn-at", "other-drawn-at"
-_LAY_SWITCH = "lay-switch"
+#: Entries of the legend drawn last: places in the figure, and in the recording's categories.
+_LISTED = "listed"
+_LAY_SWITCH, _AXIS_SWITCH = "lay-switch", "axis-switch"
 _FIRST = "first"
-_OVERVIEW = {"height": "48px"}
 _TIMELINE = {"height": "var(--timeline-height)"}
 _HALF = {"height": "max(240px, calc(var(--timeline-height) / 2))"}
 
@@ -40,6 +50,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
             html.Div(id=ids.FACTS, className="verdict-bar"),
             dcc.Store(id=_DRAWN_AT),
             dcc.Store(id=_OTHER_DRAWN_AT),
+            dcc.Store(id=_LISTED),
             html.Div(
                 [
                     html.Section(
@@ -63,19 +74,19 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
                                         hidden=True,
                                         title="draw the second recording below the first, or as a line over it",
                                     ),
+                                    html.Span(
+                                        parts.switch(ids.AXIS, {"ops": "operators", "time": "time"}, "x axis"),
+                                        id=_AXIS_SWITCH,
+                                        hidden=True,
+                                        title="x axis: one operator like the next, or as long as it runs",
+                                    ),
                                     html.Span("drag to zoom, click to pin the cursor", className="hint"),
                                 ],
                                 className="tools",
                             ),
-                            dcc.Graph(
-                                id=ids.OVERVIEW,
-                                figure=BLANK,
-                                config=CONFIG | {"displayModeBar": False},
-                                responsive=True,
-                                style=_OVERVIEW,
-                            ),
-                            dcc.Graph(id=ids.TIMELINE, figure=BLANK, config=CONFIG, responsive=True, style=_TIMELINE),
-                            dcc.Graph(id=ids.TIMELINE_OTHER, config=CONFIG, responsive=True, style={"display": "none"}),
+                            parts.graph(ids.OVERVIEW, "48px", has_bar=False, figure=BLANK),
+                            parts.graph(ids.TIMELINE, figure=BLANK, style=_TIMELINE),
+                            parts.graph(ids.TIMELINE_OTHER, style={"display": "none"}),
                             html.Div(id=ids.PHASES, className="phases"),
                             html.Div(id=ids.TIMELINE_TABLE),
                         ],
@@ -100,30 +111,27 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     def show_phases(_: Any, window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         try:
             has_phases = workspace.rank(view.trace, view.rank).has_phases
             return legend(stretches(workspace, view), has_phases=has_phases, has_categories=has_two(view))
         except MemprofError:
             return None  # the verdict's place has the reason
 
-    @app.callback(Output(_FIRST, "className"), Input(ids.PLACE, "data"))
+    @app.callback(Output(_FIRST, "className"), Output(_AXIS_SWITCH, "hidden"), Input(ids.PLACE, "data"))
     def arrange(place: Any) -> Any:
         view = View.from_json(place)
         try:
-            is_end_state = place is not None and workspace.rank(view.trace, view.rank).is_end_state
+            rank = workspace.rank(view.trace, view.rank) if place is not None else None
+            is_end_state, has_clock = (rank.is_end_state, rank.clock is not None) if rank else (False, False)
         except MemprofError:
-            return no_update  # the verdict's place has the reason
-        return "first end-state" if is_end_state else "first"
+            return no_update, no_update  # the verdict's place has the reason
+        return "first end-state" if is_end_state else "first", not has_clock
 
     @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
     @or_sentence
     def show_facts(window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
     @app.callback(
@@ -146,16 +154,16 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(
         Output(ids.TIMELINE, "figure"),
         Output(_DRAWN_AT, "data"),
+        Output(_LISTED, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
         Input(ids.DRY, "data"),
         State(ids.VIEW, "data"),
     )
     def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
-        if window is None:
-            return no_update, no_update
-        view, at = View.from_json(window), View.from_json(whole).at
-        return or_message(main_timeline)(workspace, view, at, theme), at
+        view, at = view_of(window), View.from_json(whole).at
+        figure: Any = or_message(main_timeline)(workspace, view, at, theme)
+        return figure, at, [(place, *trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
@@ -178,30 +186,24 @@ def register(app: Dash, workspace: Workspace) -> None:
     )
     @or_message
     def draw_overview(_: Any, window: Any, theme: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         rank = workspace.rank(view.trace, view.rank)
         now = shown(view, rank)
-        return overview(rank.history, now.first, now.end, theme_of(theme))
+        return overview(rank.history, now.first, now.end, theme_of(theme), clock_of(view, rank))
 
-    _move_cursor(app, ids.TIMELINE, _DRAWN_AT)
-    _move_cursor(app, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
+    _move_cursor(app, workspace, ids.TIMELINE, _DRAWN_AT)
+    _move_cursor(app, workspace, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
 
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"))
     @or_sentence
     def read_out(cursor: Any) -> Any:
-        if cursor is None:
-            return no_update
-        view = View.from_json(cursor)
+        view = view_of(cursor)
         return readout(workspace.rank(view.trace, view.rank), view)
 
     @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def tabulate(_: Any, window: Any) -> Any:
-        if window is None:
-            return no_update
-        view = View.from_json(window)
+        view = view_of(window)
         heads, rows = rows_of(workspace.rank(view.trace, view.rank), view, _MOST_TABLE_ROWS)
         return parts.as_table(heads, rows, label="timeline data")
 
@@ -223,7 +225,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         return {"content": text.getvalue(), "filename": "memprof-timeline.csv", "type": "text/csv"}
 
 
-def _move_cursor(app: Dash, timeline: str, drawn: str) -> None:
+def _move_cursor(app: Dash, workspace: Workspace, timeline: str, drawn: str) -> None:
     """Registers the callback that moves the cursor of a timeline, by the name of the store of where it was drawn."""
 
     # Waits for a figure still being drawn, which may have the cursor at its previous position.
@@ -232,13 +234,20 @@ def _move_cursor(app: Dash, timeline: str, drawn: str) -> None:
         Input(ids.CURSOR, "data"),
         Input(drawn, "data"),
         State(ids.THEME, "data"),
+        State(_LISTED, "data"),
         prevent_initial_call=True,
     )
-    def move(cursor: Any, drawn_at: Any, theme: Any) -> Any:
-        at = View.from_json(cursor).at
+    def move(cursor: Any, drawn_at: Any, theme: Any, listed: Any) -> Any:
+        view = View.from_json(cursor)
+        at = view.at
         is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [drawn]
         if cursor is None or drawn_at is None or is_there:
             return no_update
         patch = Patch()
-        patch["layout"]["shapes"][0] = cursor_line(at, theme_of(theme))
+        rank = workspace.rank(view.trace, view.rank)
+        patch["layout"]["shapes"][0] = cursor_line(float(on_axis(rank, view)(at + 0.5)), theme_of(theme))
+        if timeline == ids.TIMELINE and 0 <= at < rank.history.ops:
+            held = held_at(rank.history, at)
+            for place, category in [(place, rank.history.categories[row]) for place, row in listed or ()]:
+                patch["data"][place]["name"] = legend_name(category, held.get(category, 0))
         return patch

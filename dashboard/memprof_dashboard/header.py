@@ -35,10 +35,10 @@ def header(workspace: Workspace) -> html.Header:
         [
             html.Span("memprof", className="brand"),
             html.Span(recording_choices(workspace, View()), id=ids.RECORDINGS, className="recordings"),
-            _chosen("rank", dcc.Dropdown(rank_options(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
+            parts.control("rank", dcc.Dropdown(rank_options(workspace, 0), None, id=ids.RANK), is_hidden=not has_ranks),
             html.Span(id=ids.BADGE, className="badge", role="status"),
             html.Span(className="spring"),
-            _chosen(
+            parts.control(
                 "find",
                 dcc.Input(
                     id=ids.FIND,
@@ -48,7 +48,7 @@ def header(workspace: Workspace) -> html.Header:
                     maxLength=200,
                 ),
             ),
-            _chosen(
+            parts.control(
                 "budget",
                 dcc.Input(id=ids.BUDGET, type="text", debounce=True, placeholder="24GiB or 60%", maxLength=40),
             ),
@@ -65,9 +65,13 @@ def recording_choices(workspace: Workspace, view: View) -> list[Any]:
     is_single = len(options) == 1
     others = [{"label": "none", "value": -1}, *options]
     return [
-        _chosen("recording", dcc.Dropdown(options, view.trace, id=ids.TRACE, clearable=False), is_hidden=is_single),
+        parts.control(
+            "recording", dcc.Dropdown(options, view.trace, id=ids.TRACE, clearable=False), is_hidden=is_single
+        ),
         html.Span(workspace.sources[0].name, className="only", hidden=not is_single),
-        _chosen("compare with", dcc.Dropdown(others, view.other, id=ids.OTHER, clearable=False), is_hidden=is_single),
+        parts.control(
+            "compare with", dcc.Dropdown(others, view.other, id=ids.OTHER, clearable=False), is_hidden=is_single
+        ),
         html.Button("⇄", id=ids.SWAP_BUTTON, title="swap the two recordings", type="button", hidden=is_single),
     ]
 
@@ -81,10 +85,6 @@ def icon_button(label: str, name: str, title: str) -> html.Button:
     """Returns a quiet button; a single character on it is named by its title."""
     labelled: Any = {"aria-label": title} if len(label) == 1 else {}
     return html.Button(label, id=name, title=title, type="button", className="quiet", **labelled)
-
-
-def _chosen(label: str, control: Any, *, is_hidden: bool = False) -> html.Label:
-    return html.Label([html.Span(label), control], hidden=is_hidden, className="control")
 
 
 def new_runs_notice(workspace: Workspace) -> html.Div:

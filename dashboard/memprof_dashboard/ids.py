@@ -53,6 +53,7 @@ TIMELINE_TABLE = "timeline-table"
 SIDE = "side"
 BY = "by"
 LAY = "lay"
+AXIS = "axis"
 #: Rows of the table of live tensors that the browser asks for as it is scrolled or sorted.
 MORE = "more"
 HELP = "help"

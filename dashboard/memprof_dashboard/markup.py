@@ -12,6 +12,8 @@ from memprof_dashboard.palette import fill_of
 #: Longest name shown in full.
 LONGEST = 90
 _LONGEST_TOOLTIP = 1_000
+#: Where a name may break: behind a dot, slash or underscore, before a letter.
+_BREAKS = re.compile(r"(?<=[._/])(?=[^\W\d_])(?!py\b)")
 
 
 class Html(str):
@@ -33,11 +35,10 @@ def element(tag: str, *parts: str, **attributes: str) -> Html:
 
 
 def name(part: str, longest: int = LONGEST, kind: str = "name") -> Html:
-    """Returns a name from a trace, cut in the middle where it is long; its tooltip is longer."""
+    """Returns a name from a trace, cut in the middle where it is long; its tooltip is longer. Words are not broken."""
     shown = printable(part)
-    if len(shown) <= longest:
-        return element("span", shown, kind=kind)
-    return element("span", shorten(shown, longest), kind=kind, title=shorten(shown, _LONGEST_TOOLTIP))
+    words = Html(_BREAKS.sub("<wbr>", html.escape(shorten(shown, longest))))
+    return element("span", words, kind=kind, title=shorten(shown, _LONGEST_TOOLTIP) if len(shown) > longest else "")
 
 
 def shorten(part: str, longest: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from dash import Dash
+from dash.exceptions import PreventUpdate
 from plotly import graph_objects as go
 
 from memprof.errors import MemprofError
@@ -38,6 +39,13 @@ class Page(Protocol):
 def theme_of(name: Any) -> Theme:
     """Returns the theme for a name sent by the browser."""
     return THEMES["dark" if name == "dark" else "light"]
+
+
+def view_of(store: Any) -> View:
+    """Returns the view in a store of the browser; a callback ends without a change where the store is still empty."""
+    if store is None:
+        raise PreventUpdate
+    return View.from_json(store)
 
 
 def or_sentence(fill: Callable[P, R]) -> Callable[P, R | Any]:

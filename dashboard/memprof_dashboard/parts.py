@@ -14,6 +14,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from memprof.analysis.table import Cell, FactTable
+from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.markup import shorten
 from memprof_dashboard.palette import fill_of
 
@@ -166,6 +167,18 @@ def jump(label: str, *, title: str | None = None, **fields: Any) -> html.Button:
     """Returns a button that changes the view: fields of ``state.View``."""
     attributes: Any = {"data-go": json.dumps(fields)}
     return html.Button(label, type="button", title=title, **attributes)
+
+
+def graph(name: str, height: str = "", *, has_bar: bool = True, **more: Any) -> dcc.Graph:
+    """Returns the place of a figure, by its id and CSS height; without a bar, the tools of plotly are left out."""
+    config = CONFIG if has_bar else CONFIG | {"displayModeBar": False}
+    style: Any = {"style": {"height": height}} if height else {}
+    return dcc.Graph(id=name, config=config, responsive=True, **style, **more)
+
+
+def control(label: str, field: Any, *, is_hidden: bool = False) -> html.Label:
+    """Returns a labelled control of a form."""
+    return html.Label([html.Span(label), field], hidden=is_hidden, className="control")
 
 
 def switch(name: str, options: dict[str, str], label: str) -> html.Fieldset:

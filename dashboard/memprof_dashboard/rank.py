@@ -14,7 +14,7 @@ from memprof.analysis.report.moments import is_end_state_only
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.replay.history import History
 from memprof.trace.files.coded import Coded
-from memprof.trace.schema import NONE, Modules, Ops, Stacks, Steps, Storages, Table
+from memprof.trace.schema import NONE, Floats, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -63,6 +63,13 @@ class Rank:
         """Stack of each operator, NONE where none was captured."""
         stacks: np.ndarray = self.trace.columns(Ops, "stack_id")["stack_id"].astype(np.int32)
         return stacks
+
+    @cached_property
+    def clock(self) -> Floats | None:
+        """When each operator begins in ms, without the recorder, and the end: ``(ops + 1,)``; None where unknown."""
+        lengths = np.nan_to_num(self.trace.columns(Ops, "duration_us")["duration_us"] / 1e3)
+        times: Floats = np.concatenate(([0.0], np.cumsum(lengths)))
+        return times if times[-1] > 0 else None
 
     @cached_property
     def storage_texts(self) -> dict[str, Coded]:

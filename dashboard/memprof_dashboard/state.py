@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
+from memprof.trace.schema import Floats
 from memprof_dashboard.sources import Rank
 
 #: Longest text accepted from a URL; a plan names modules.
@@ -38,6 +39,8 @@ class View:
         budget: Budget line, as it was typed.
         side: How live memory at the cursor is shown, as in ``side.panel.SHOWN``; for an unknown name, the table.
         by: What it is grouped by, as in ``side.panel.GROUPED``.
+        axis: What the timeline's x axis is: ``ops``, or ``time`` where the recording has times.
+        inverted: 1 for a flame graph of stacks with the innermost frame outside.
         lay: Where the timeline of the second recording is, as in ``views.timelines``; for an unknown value, below.
         plan: The plan drawn over the timeline, as ``whatif.draft.Offer`` writes it; "" for none.
     """
@@ -55,6 +58,8 @@ class View:
     side: str = "table"
     by: str = "module"
     lay: str = "below"
+    axis: str = "ops"
+    inverted: int = 0
     plan: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +109,11 @@ def _is_sound(name: str, value: Any) -> bool:
     return isinstance(value, str) and default is not None and len(value) <= longest
 
 
+def clock_of(view: View, rank: Rank) -> Floats | None:
+    """Returns ``Rank.clock`` where the view's x axis is time, else None."""
+    return rank.clock if view.axis == "time" and rank.history.ops and not rank.is_end_state else None
+
+
 @dataclass(frozen=True)
 class Shown:
     """A view's resolved range and cursor: the recording's defaults where the view sets none.
@@ -133,12 +143,17 @@ def shown(view: View, rank: Rank) -> Shown:
     return Shown(first, end, at)
 
 
-def on_zoom(view: View, rank: Rank, relayout: dict[str, Any]) -> View:
-    """Shows the stretch that was dragged over; a double click shows everything."""
+def on_zoom(view: View, rank: Rank, relayout: dict[str, Any], clock: Floats | None = None) -> View:
+    """Shows the stretch that was dragged over, of operators or of a clock; a double click shows everything."""
     if relayout.get("xaxis.autorange") or relayout.get("autosize"):
         return view.change(first=0, end=rank.history.ops) if relayout.get("xaxis.autorange") else view
     edges = dragged(relayout)
-    return view if edges is None else _windowed(view, rank, math.floor(min(edges)), math.ceil(max(edges)))
+    if edges is None:
+        return view
+    low, high = min(edges), max(edges)
+    if clock is not None:
+        low, high = float(np.searchsorted(clock, low, side="right") - 1), float(np.searchsorted(clock, high))
+    return _windowed(view, rank, math.floor(low), math.ceil(high))
 
 
 def dragged(relayout: Any) -> tuple[float, float] | None:
@@ -155,8 +170,10 @@ def dragged(relayout: Any) -> tuple[float, float] | None:
 
 def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
     """Puts the cursor on the operator that was clicked; of a column that holds several, on its fullest."""
+    clock = clock_of(view, rank)
     try:
-        x = int(click["points"][0]["x"])
+        x = float(click["points"][0]["x"])
+        x = int(x if clock is None else np.searchsorted(clock, x, side="right") - 1)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         return view
     history, now = rank.history, shown(view, rank)
@@ -164,7 +181,7 @@ def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
         return view
     from memprof_dashboard.figures.shared import draw
 
-    drawn = draw(history.total, now.first, now.end)
+    drawn = draw(history.total, now.first, now.end, clock=clock)
     place = int(np.searchsorted(drawn.left, min(max(x, now.first), now.end - 1), side="right")) - 1
     return view.change(at=int(drawn.op_ids[place]), storage=-1)
 

@@ -63,17 +63,18 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
         lines.append(_headline(rank.verdict(budget), is_second=bool(lines)))
     elif view.budget.strip():
         lines.append(html.P([_icon(MAY_NOT_FIT), _mistake(view.budget, peak_bytes)], className="warning", role="alert"))
-    if not lines:
+    is_said = not lines
+    if is_said:
         at = history.peak(*rank.step_range(rank.fullest_number()))
         at = at if int(history.total[at]) == peak_bytes else history.peak()
         where = f" in {phase_of(history, at)} of step {history.step[at]}" if rank.has_phases else ""
         sentence = f"Peaks at {format_bytes(peak_bytes)}{where}"
         if rank.is_end_state:
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
-        lines = [html.H1([_icon(NO_LIMIT), sentence])]
+        lines = [html.H1([_icon(NO_LIMIT), html.Span(sentence, title=f"{peak_bytes:,} B")])]
     if rank.leaks.growth.is_rise:
         lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(_growth(rank), 300)], className="second"))
-    lines.append(html.P(_facts(rank, view), className="facts-line"))
+    lines.append(html.P(_facts(rank, view, peak_bytes if is_said else -1), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
         lines.append(_incomplete(rank, device))
     lines += _lacks(rank)
@@ -107,8 +108,14 @@ def _mistake(text: str, peak_bytes: int) -> str:
     return ""
 
 
-def _facts(rank: Rank, view: View) -> list[Any]:
-    """Returns the peak of the visible range, where it is, what most of it is, and how steps differ, on one line."""
+def _facts(rank: Rank, view: View, said_bytes: int) -> list[Any]:
+    """Returns the peak of the visible range, where it is, what most of it is, and how steps differ, on one line.
+
+    Args:
+        rank: The recording.
+        view: The view.
+        said_bytes: The peak that the sentence above has said, with its place; -1 for none.
+    """
     history, now, manifest = rank.history, shown(view, rank), rank.trace.manifest
     peak = history.peak(now.first, now.end)
     size = int(history.total[peak])
@@ -117,7 +124,7 @@ def _facts(rank: Rank, view: View) -> list[Any]:
     module = rank.module_title(int(history.module[peak]))
     line = rank.sources.of_stack(int(rank.op_stacks[peak]))
     is_all = (now.first, now.end) == (0, history.ops)
-    facts: list[Any] = [
+    peak_at: list[Any] = [
         html.Span(
             [
                 "allocated peak " if is_all or size == int(history.total.max()) else "peak of the visible range ",
@@ -126,10 +133,13 @@ def _facts(rank: Rank, view: View) -> list[Any]:
             title=f"{size:,} B",
         ),
         f"step {history.step[peak]}, {phase_of(history, peak)}" if rank.has_phases else "",
+    ]
+    facts: list[Any] = [
+        *(peak_at if size != said_bytes else []),
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
         f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
     ]
-    if steps := describe_steps(rank.step_peaks()):
+    if not rank.leaks.growth.is_rise and (steps := describe_steps(rank.step_peaks())):
         leaks: Any = {"data-go": json.dumps({"tab": "leaks"}), "data-then": "tabs"}
         facts.append(
             html.Button(steps, type="button", className="alarm", title="what stays from step to step", **leaks)

@@ -184,7 +184,7 @@ def test_hostile_names_are_text() -> None:
         assert len(read.scripts) == 3, name
         assert read.scripts[1:] == Read(plain).scripts[1:], name
         found = {(tag, attribute) for tag, attributes in read.elements for attribute in (*attributes, "")}
-        assert found <= known | {("span", "title")}, name
+        assert found <= known | {("span", "title"), ("wbr", "")}, name
         assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x1b]", page), name
         assert len(page) < 3 * len(plain) + 100_000, name
         shown = json.dumps(read.figures())
@@ -274,8 +274,8 @@ def test_a_scrubbed_page_holds_no_absolute_path(person: str, folder: str) -> Non
     )
     stack = "\n".join(f"{path}:7:run" for path in paths)
     trace = make_trace([[Op(makes=["a"], stack=stack)]], [Storage("a", 8)], manifest=manifest)
-    assert person in export_html(trace)
-    page = export_html(scrubbed(trace))
+    assert person in export_html(trace).replace("<wbr>", "")
+    page = export_html(scrubbed(trace)).replace("<wbr>", "")
     assert person not in page
     assert "/home" not in page
     assert "train.py:7" in page

@@ -150,7 +150,7 @@ def test_what_is_recomputed_has_a_colour_of_its_own() -> None:
 
 def test_lines_of_cursor_budget_and_capacity(history: History) -> None:
     """The cursor's shape is the first, which callbacks move; without a cursor it has no width."""
-    marks = Marks(at=2, budget_bytes=4 * KIB, capacity_bytes=10 * KIB)
+    marks = Marks(at=2.5, budget_bytes=4 * KIB, capacity_bytes=10 * KIB)
     cursor, budget, capacity, *_ = timeline(history, 0, 4, LIGHT, marks).layout.shapes
     assert (cursor.x0, cursor.line.width) == (2.5, 1.5)
     assert (budget.y0, capacity.y0) == (4, 10)
@@ -261,3 +261,39 @@ def test_phases_that_a_job_names_have_colours_in_turn() -> None:
     assert list(band.marker.color) == [
         phase_colours(named.phases)[name] for name in ("forward", "rollout", "evaluation")
     ]
+
+
+def test_narrow_peak_is_enlarged_in_an_inset() -> None:
+    """Two operators of 2,000 that are higher than the rest: the inset shows them, to the byte, and covers nothing."""
+    sizes = np.full(2000, 10 * KIB, dtype=np.int64)
+    sizes[[700, 701]] = 40 * KIB
+    history = _many_operators(2000, sizes)
+    figure = timeline(history, 0, 2000, LIGHT)
+    (inside,) = (line for line in figure.data if line.xaxis == "x3" and line.line.width)
+    assert max(inside.y) == 41
+    assert figure.layout.xaxis3.range == (694, 708)
+    low, _ = figure.layout.yaxis3.domain
+    assert low > 0.08 + 0.92 * 11 / (1.12 * 41)  # above all that is drawn below it
+    assert figure.layout.xaxis3.domain[1] < 0.35  # the label of the peak is on its other side
+    assert not any(line.xaxis == "x3" for line in timeline(history, 690, 710, LIGHT).data)
+
+
+def test_columns_are_equally_long_on_an_axis_of_time() -> None:
+    """One operator that runs as long as all others has a column of its own, and the peak stays the true one."""
+    clock = np.concatenate((np.arange(1024) / 1024, [2.0]))
+    drawn = draw(np.arange(1024), 0, 1024, 8, clock=clock)
+    assert drawn.left.tolist() == [0, 256, 512, 768, 1023]
+    assert drawn.op_ids.tolist() == [255, 511, 767, 1022, 1023]
+
+
+def test_legend_has_what_the_cursor_holds_and_the_hover_no_zeros(history: History) -> None:
+    """The entries of the legend name the bytes; an area says nothing where it has none."""
+    figure = timeline(history, 0, 4, LIGHT, Marks(at=1.5, held={"activation": 6 * KIB}))
+    assert [line.name for line in figure.data if line.meta is not None] == [
+        "parameters  0 B",
+        "gradients  0 B",
+        "activations  6.00 KiB",
+        "kernel workspace  0 B",
+    ]
+    (gradients,) = (line for line in figure.data if line.name == "gradients")
+    assert list(gradients.hoverinfo) == ["none", "none", "all", "all", "all"]

@@ -67,7 +67,7 @@ def test_a_page_is_added_by_one_entry(small_file: Path, monkeypatch: pytest.Monk
     assert page.is_registered
     tabs = json.loads(json.dumps(app.layout["tabs"].to_plotly_json(), default=lambda one: one.to_plotly_json()))
     assert [one["props"]["value"] for one in tabs["props"]["children"]] == list(PAGES)
-    assert tabs["props"]["children"][-1]["props"]["label"] == "Notes"
+    assert tabs["props"]["children"][-1]["props"]["label"]["props"]["children"] == "Notes"
     assert f"notes on {small_file.name} at 3" in panel(app, "?tab=notes&at=3")
     assert View.from_search(View(tab="notes", at=3).to_search()) == View(tab="notes", at=3)
 

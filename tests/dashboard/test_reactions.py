@@ -130,3 +130,14 @@ def test_nothing_happens_where_nothing_was_recorded(nothing: Rank) -> None:
         assert on_key(view, nothing, key, is_shifted=True) == view
     assert on_click(view, nothing, {"points": [{"x": 1}]}) == view
     assert shown(on_zoom(view, nothing, {"xaxis.range": [0, 5]}), nothing) == Shown(0, 0, 0)
+
+
+def test_clicks_and_drags_on_an_axis_of_time(rank: Rank) -> None:
+    """Milliseconds are turned into the operators that run then."""
+    clock = rank.clock
+    assert clock is not None
+    view = View(axis="time", first=0, end=20)
+    click = {"points": [{"x": (clock[4] + clock[5]) / 2}]}
+    assert on_click(view, rank, click).at == 4
+    zoomed = on_zoom(view, rank, {"xaxis.range": [clock[3], clock[9]]}, clock)
+    assert (zoomed.first, zoomed.end) == (3, 9)

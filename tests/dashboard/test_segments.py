@@ -16,6 +16,7 @@ from plotly.utils import PlotlyJSONEncoder
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Segments
 from memprof.trace.store import Trace
+from memprof_dashboard.figures.address_map import address_map
 from memprof_dashboard.figures.bars import segments
 from memprof_dashboard.pages.segments import _page, verdict
 from memprof_dashboard.palette import THEMES
@@ -188,6 +189,26 @@ def test_bars_stack_to_the_size() -> None:
     *bars, mark = figure.data
     assert np.sum([np.asarray(bar.y) for bar in bars], axis=0).tolist() == [320, 320]
     assert (np.asarray(mark.x).tolist(), np.asarray(mark.y).tolist()) == ([0], [96])
+
+
+def test_blocks_of_expandable_segments_lie_at_their_addresses() -> None:
+    """Blocks that touch are one bar, also none of another state; between and behind them are the holes."""
+    found = _fragments()
+    figure = address_map(found, np.array([0, 1]), LIGHT)
+    bars = {
+        bar.name: [*zip(np.asarray(bar.y).tolist(), bar.base.tolist(), np.asarray(bar.x).tolist(), strict=True)]
+        for bar in figure.data
+    }
+    scale = UNIT / 2**20
+    assert figure.layout.xaxis.title.text == "offset in the segment, MiB"
+    assert {name: [(row, at / scale, size / scale) for row, at, size in rows] for name, rows in bars.items()} == {
+        "allocated": [(0, 1, 2), (0, 6, 2), (1, 0, 10)],
+        "pending free (in use by another stream)": [(0, 8, 1)],
+        "free (reserved)": [(0, 0, 1), (0, 3, 3), (0, 9, 1)],
+    }
+    assert "free, or allocated before recording" in [
+        bar.name for bar in address_map(_fragments(active=6), np.array([0]), LIGHT).data
+    ]
 
 
 def test_page_tells_totals() -> None:

@@ -13,15 +13,16 @@ pytest.importorskip("dash")
 from memprof.analysis.report.module_tree import folded_tree
 from memprof.errors import UsageError
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 from memprof_dashboard.figures.boxes import flame, is_found, treemap
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.side.detail import EDITORS, address_of_editor, link_to, source_text
-from memprof_dashboard.side.panel import grouped
+from memprof_dashboard.side.panel import _above, grouped
 from memprof_dashboard.side.table import CHUNK, Order, chunk_of, table_of
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.views.code_boxes import boxes_by_code
-from memprof_dashboard.views.groups import BEFORE, Group, group_alike
+from memprof_dashboard.views.groups import BEFORE, Group, group_alike, storages_found
 from tests.building import Module, Op, Storage, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -105,13 +106,30 @@ def test_boxes_of_code_hold_what_is_alive(sample: str, *, by_stack: bool) -> Non
         assert (inside <= [box.size for box in boxes]).all()
 
 
+def test_inverted_stacks_have_operators_outside(rank: Rank) -> None:
+    """The same bytes; what is next to the outermost box are operators, and callers are inside."""
+    at = rank.history.ops - 1
+    plain, inverted = (boxes_by_code(rank, at, by_stack=True, is_inverted=turned) for turned in (False, True))
+    assert inverted[0].size == plain[0].size
+    assert {box.label for box in plain if box.parent == 0} != {box.label for box in inverted if box.parent == 0}
+    view = View(side="flame", by="stack", inverted=1, find="inner")
+    button, share = _above(rank, at, view)
+    assert json.loads(getattr(button, "data-go")) == {"inverted": 0}
+    found = storages_found(rank, "inner")
+    assert found is not None
+    rows = rank.history.alive(at)
+    size = int(rank.history.size[rows[found[rows]]].sum())
+    assert share.children == f"{format_bytes(size)} match, {size / int(rank.history.total[at]):.1%}"
+
+
 def test_pictures_mark_what_is_searched_for(rank: Rank) -> None:
     """The frame of a found box is wide; hover and labels are text."""
     boxes = boxes_by_code(rank, rank.history.ops - 1, by_stack=True)
     for draw in (flame, treemap):
         (trace,) = draw(boxes, THEMES["light"], "inner").data
-        wide = [box.label for box, width in zip(boxes, trace.marker.line.width, strict=True) if width > 1]
-        assert wide == ["train.py:7 inner"]
+        wide = [label for label, width in zip(trace.labels, trace.marker.line.width, strict=True) if width > 1]
+        assert len(wide) == 1
+        assert "train.py:7 inner" in wide[0]
     assert not is_found(boxes[0], "")
 
 

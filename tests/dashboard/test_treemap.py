@@ -16,7 +16,15 @@ from memprof.trace.schema import NONE, Modules
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.boxes import treemap
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.views.boxes import OUTSIDE, Box, boxes_by_category, boxes_by_module, bytes_by_node, find_text
+from memprof_dashboard.views.boxes import (
+    OUTSIDE,
+    Box,
+    boxes_by_category,
+    boxes_by_module,
+    bytes_by_node,
+    find_text,
+    simplified,
+)
 from tests.building import Module, Op, Storage, make_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -59,7 +67,7 @@ def test_alike_layers_share_a_box(trace: Trace) -> None:
     """Layers that are alike are one box of all their bytes, and what belongs to no module is a box of its own."""
     boxes = _boxes(trace, 2)
     layer = _labelled(boxes, "* Linear \N{MULTIPLICATION SIGN}3")
-    assert (layer.size, layer.modules, layer.category) == (30 + 18 + 3, 3, "parameter")
+    assert (layer.size, layer.category) == (30 + 18 + 3, "parameter")
     assert (_labelled(boxes, OUTSIDE).size, boxes[0].size) == (100, 151)
 
 
@@ -137,10 +145,31 @@ def test_names_are_no_markup() -> None:
 
 def test_searched_box_is_framed(trace: Trace) -> None:
     """The box whose module is searched for is framed, and only that."""
-    boxes = _boxes(trace, 2)
-    widths = treemap(boxes, LIGHT, find="layers.").data[0].marker.line.width
-    assert [box.label for box, width in zip(boxes, widths, strict=True) if width > 1] == [
-        "* Linear \N{MULTIPLICATION SIGN}3"
+    (drawn,) = treemap(_boxes(trace, 2), LIGHT, find="layers.").data
+    wide = [label for label, width in zip(drawn.labels, drawn.marker.line.width, strict=True) if width > 1]
+    assert len(wide) == 1
+    assert "* Linear \N{MULTIPLICATION SIGN}3" in wide[0]
+
+
+def test_treemap_is_split_by_category_and_single_boxes_are_one() -> None:
+    """The innermost boxes are split; a chain of boxes of one size is one box, named by all of them."""
+    boxes = [
+        Box(NONE, "live bytes", 100, "activation"),
+        Box(0, "GPT", 90, "activation"),
+        Box(1, "layers", 90, "activation"),
+        Box(2, "mlp", 60, "activation", split={"parameter": 20, "activation": 40}),
+        Box(2, "norm", 30, "activation", split={"activation": 29, "parameter": 1}),
+        Box(0, "outside", 10, "input"),
+    ]
+    made = simplified(boxes, str.upper)
+    assert [(one.label, one.size, one.parent) for one in made] == [
+        ("live bytes", 100, NONE),
+        ("GPT / layers", 90, 0),
+        ("outside", 10, 0),
+        ("mlp", 60, 1),
+        ("ACTIVATION", 40, 3),
+        ("PARAMETER", 20, 3),
+        ("norm", 30, 1),
     ]
 
 

@@ -3,12 +3,12 @@
 
 (function () {
   const PARTS = [
-    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "plan"],
-    ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by"],
+    ["trace", "rank", "other", "first", "end", "find", "budget", "lay", "axis", "plan"],
+    ["trace", "rank", "at", "storage", "find", "first", "end", "side", "by", "inverted", "axis"],
     ["trace", "rank", "other", "tab"],
   ];
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
-    ["side", "side"], ["by", "by"], ["lay", "lay"]];
+    ["side", "side"], ["by", "by"], ["lay", "lay"], ["axis", "axis"]];
   let presses = 0;
   let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
@@ -58,9 +58,12 @@
   }
 
   document.addEventListener("keydown", function (event) {
-    const inside = event.target.closest("input, textarea, select, [contenteditable], [role=listbox], [role=tab]");
-    if (event.key === "Escape" && document.activeElement.closest?.("input")) { document.activeElement.blur(); return; }
+    const inside = event.target.closest(
+      "input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable], [role=listbox]");
+    if (event.key === "Escape" && inside?.matches("input")) { inside.blur(); return; }
     if (inside || event.ctrlKey || event.metaKey || event.altKey) { return; }
+    // A tab or a choice keeps the keys that move between them.
+    if (/^(Arrow.*|Home|End)$/.test(event.key) && event.target.closest("[role=tab], [type=radio]")) { return; }
     const help = document.getElementById("help");
     if (help?.open) { if (event.key === "?") { help.close(); } return; }
     if (event.key === "?") { help?.showModal(); return; }
@@ -197,13 +200,20 @@
   }
 
   // Tables: [tag, attributes, parts] as parts.table writes them. Texts are text nodes, never markup.
-  const TAGS = ("table thead tbody tr th td span strong em small code kbd br div p ul ol li button").split(" ");
+  const TAGS = ("table thead tbody tr th td span strong em small code kbd br wbr div p ul ol li button").split(" ");
   const NAMES = { className: "class", colSpan: "colspan", rowSpan: "rowspan" };
   const ATTRIBUTES = ["class", "title", "scope", "type", "colspan", "rowspan", "role", "aria-label", "data-go",
     "data-sort", "data-copy"];
 
+  // A name breaks behind its dots, slashes and underscores, not inside a word or a range of layers.
+  function named(text) {
+    return text.split(/(?<=[./_])(?=[^\s\d./_])(?!py\b)/).flatMap((piece, place) => {
+      const whole = piece.includes("-") && !piece.includes(" ") ? build(["span", { className: "whole" }, [piece]]) : piece;
+      return place ? [document.createElement("wbr"), whole] : [whole];
+    });
+  }
+
   function build(part) {
-    if (!Array.isArray(part)) { return document.createTextNode(part); }
     const [tag, attributes, parts] = part;
     const element = document.createElement(TAGS.includes(tag) ? tag : "span");
     Object.entries(attributes).forEach(([key, value]) => {
@@ -211,7 +221,8 @@
       if (name === "style") { Object.assign(element.style, value); }
       else if (ATTRIBUTES.includes(name)) { element.setAttribute(name, value); }
     });
-    parts.forEach((one) => element.appendChild(build(one)));
+    const isName = tag === "button" || attributes.className === "name";
+    parts.forEach((one) => element.append(...(Array.isArray(one) ? [build(one)] : isName ? named(one) : [one])));
     if (element.tagName === "TH" && element.textContent) {
       const button = document.createElement("button");
       button.type = "button";

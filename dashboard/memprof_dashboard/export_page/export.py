@@ -121,7 +121,7 @@ def _figures_in(report: Report, rank: Rank, theme: Theme) -> dict[str, Any]:
     capacity = report.manifest.machine.capacity_bytes
     is_seen = has_device(report.manifest) and capacity < _CAPACITY_IN_SIGHT * report.at_peak.moment.allocated_bytes
     at = first + report.shown.moment.op_id
-    marks = Marks(at=at, capacity_bytes=capacity if is_seen else 0)
+    marks = Marks(at=at + 0.5, capacity_bytes=capacity if is_seen else 0)
     tree = module_tree(rank.modules)
     drawn = {
         "timeline": timeline(history, first, end, theme, marks),

@@ -21,7 +21,7 @@ from memprof.analysis.compared.comparison import (
 )
 from memprof.trace.schema import Bools, Ints
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.shared import COLUMNS, Drawn, draw, escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import COLUMNS, LEGEND, Drawn, band, draw, escaped, framed, message, unit_of
 from memprof_dashboard.palette import Theme
 
 #: Rows of marks from top to bottom: label, colour (of Okabe and Ito), and plotly's name of the symbol.
@@ -220,18 +220,7 @@ def _bands(aligned: Aligned, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]
     differs = np.logical_or.reduceat(aligned.differs[drawn.first : drawn.end], drawn.left - drawn.first)
     bounds = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8))).reshape(-1, 2)
     return [
-        {
-            "type": "rect",
-            "x0": edges[low] - 0.5,
-            "x1": edges[high] - 0.5,
-            "y0": 0,
-            "y1": 1,
-            "yref": "y domain",
-            "fillcolor": theme.alarm,
-            "opacity": 0.16,
-            "line": {"width": 0},
-            "layer": "below",
-        }
+        band(edges[low] - 0.5, edges[high] - 0.5, theme.alarm, 0.16, yref="y domain", layer="below")
         for low, high in bounds.tolist()
     ]
 
@@ -270,6 +259,6 @@ def _lay_out(figure: go.Figure, drawn: Drawn, top: float, unit: str, theme: Them
         hoversubplots="axis",
         dragmode="zoom",
         uirevision="kept",
-        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        legend=LEGEND,
         margin={"t": 36},
     )

@@ -9,7 +9,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import NONE, Ints
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import LEGEND, escaped, framed, hatched, message, unit_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.views.fragments import Fragments
 
@@ -184,7 +184,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
                 textposition="none",
                 marker={
                     "color": colour,
-                    "pattern": {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
+                    "pattern": hatched(pattern),
                     "line": {"width": 0.5 if len(rows) <= _MOST_OUTLINED else 0, "color": theme.ink},
                 },
                 hovertemplate=f"{label}: %{{y:,.3~f}} {unit}<br>%{{text}}<extra></extra>",
@@ -213,7 +213,7 @@ def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
         bargap=0.15,
         hovermode="closest",
         uirevision="kept",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        legend=LEGEND,
         xaxis={
             "title": {"text": "segment (by address)", "standoff": 6},
             "showgrid": False,

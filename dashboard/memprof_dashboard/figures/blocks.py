@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.replay.history import Ids
 from memprof.trace.schema import NONE, Ints
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import LEGEND, escaped, framed, hatched, message, note, unit_of
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.palette import FILLS, Theme, fill_of
 
@@ -100,7 +100,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
                 marker={
                     "color": fill.colour,
                     "line": {"width": _borders(drawn.size[chosen], drawn.top), "color": theme.ink},
-                    "pattern": {"shape": fill.pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
+                    "pattern": hatched(fill.pattern),
                 },
                 hovertemplate=(
                     f"{escaped(fill.label)}, from operator %{{base:,}} until %{{x:,}}<br>%{{text}}<extra></extra>"
@@ -114,14 +114,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
         hovermode="closest",
         dragmode="zoom",
         uirevision="kept",
-        legend={
-            "orientation": "h",
-            "y": 1.02,
-            "yanchor": "bottom",
-            "x": 0,
-            "traceorder": "normal",
-            "font": {"size": 10.5},
-        },
+        legend={**LEGEND, "font": {"size": 10.5}},
         xaxis={"title": {"text": "operator", "standoff": 6}, "range": [first, end], "showgrid": False},
         yaxis={
             "title": {"text": unit},
@@ -130,7 +123,7 @@ def blocks(drawn: Rectangles, first: int, end: int, at: int, theme: Theme, stora
             "showgrid": False,
         },
         shapes=[
-            cursor_line(at, theme),
+            cursor_line(at + 0.5, theme),
             chosen_frame(drawn.box(storage), drawn.top, theme),
             *_floor(drawn, unit_bytes, theme),
         ],
@@ -211,18 +204,8 @@ def _floor(drawn: Rectangles, unit_bytes: int, theme: Theme) -> list[dict[str, o
 def _floor_name(drawn: Rectangles, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     if not 0 < drawn.floor < drawn.top:
         return []
+    corner = {"xref": "paper", "xanchor": "right", "bgcolor": theme.paper, "opacity": 0.85}
     return [
-        {
-            "x": 1,
-            "xref": "paper",
-            "xanchor": "right",
-            "y": drawn.floor / unit_bytes,
-            "yanchor": anchor,
-            "text": text,
-            "showarrow": False,
-            "font": {"size": 10, "color": theme.ink},
-            "bgcolor": theme.paper,
-            "opacity": 0.85,
-        }
+        note(1, drawn.floor / unit_bytes, text, 10, theme.ink, yanchor=anchor, **corner)
         for anchor, text in (("bottom", "addresses ↑"), ("top", "address unknown ↓"))
     ]

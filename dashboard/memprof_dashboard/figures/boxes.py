@@ -14,7 +14,7 @@ from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.shared import escaped, framed, message
 from memprof_dashboard.palette import Theme, fill_of, ink_on
-from memprof_dashboard.views.boxes import Box
+from memprof_dashboard.views.boxes import Box, simplified
 from memprof_dashboard.views.changes import ChangedBox
 
 #: How many levels of a flame graph are drawn at once; a click shows those further inside.
@@ -34,9 +34,9 @@ def treemap(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:
         find: What is searched for; the boxes whose names contain it are framed.
 
     Returns:
-        The figure: one treemap, coloured by the category most of each box is of; ``ids`` are places in ``boxes``.
+        The figure: one treemap, coloured by category; a box around a single one of its size is drawn as one.
     """
-    return _live(boxes, theme, find, is_flame=False)
+    return _live(simplified(boxes, lambda name: fill_of(name).label), theme, find, is_flame=False)
 
 
 def flame(boxes: Sequence[Box], theme: Theme, find: str = "") -> go.Figure:

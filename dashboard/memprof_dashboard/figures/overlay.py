@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import Floats, Ints, Texts
 from memprof.units import format_bytes
-from memprof_dashboard.figures.shared import draw, escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import LEGEND, draw, escaped, framed, message, note, pointer, unit_of
 from memprof_dashboard.palette import Theme, ink_on, phase_colours
 
 #: Minimum width, in percent of the step, of a phase whose name is written on its band.
@@ -96,17 +96,8 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         y = budget_bytes / unit_bytes
         line = {"color": theme.alarm, "width": 1.5, "dash": "dash"}
         shapes.append({"type": "line", "x0": 0, "x1": 100, "y0": y, "y1": y, "line": line})
-        annotations.append(
-            {
-                "x": 100,
-                "y": y,
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": f"budget {format_bytes(budget_bytes)}",
-                "font": {"color": theme.alarm},
-            }
-        )
+        text = f"budget {format_bytes(budget_bytes)}"
+        annotations.append(note(100, y, text, 12, theme.alarm, xanchor="right", yanchor="bottom"))
     figure.update_layout(
         xaxis={
             "title": {"text": f"% of the step ({how})", "standoff": 6},
@@ -117,7 +108,7 @@ def overlay(base: Curve, other: Curve, theme: Theme, *, budget_bytes: int = 0) -
         },
         yaxis={"title": {"text": unit}, "range": [0, 1.18 * top / unit_bytes], "domain": [0.12, 1]},
         yaxis2={"visible": False, "fixedrange": True, "domain": [0, 0.09], "range": [0.5, len(strips) + 0.5]},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend=LEGEND,
         hovermode="closest",
         shapes=shapes,
         annotations=[
@@ -167,14 +158,14 @@ def _names(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> list[d
     """Returns the names of the phases whose band is wide enough for them."""
     edges = curve.edges()
     return [
-        {
-            "x": float(x[first] + x[end]) / 2,
-            "y": row,
-            "yref": "y2",
-            "text": escaped(str(curve.phases[first]), 20),
-            "showarrow": False,
-            "font": {"size": 10, "color": ink_on(colours[str(curve.phases[first])])},
-        }
+        note(
+            float(x[first] + x[end]) / 2,
+            row,
+            escaped(str(curve.phases[first]), 20),
+            10,
+            ink_on(colours[str(curve.phases[first])]),
+            yref="y2",
+        )
         for first, end in pairwise(edges.tolist())
         if x[end] - x[first] >= _NAMED
     ]
@@ -182,16 +173,5 @@ def _names(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> list[d
 
 def _peak(curve: Curve, x: Floats, unit_bytes: int, theme: Theme, below: int) -> dict[str, Any]:
     at = int(curve.total.argmax())
-    return {
-        "x": float(x[at]),
-        "y": float(curve.total[at] / unit_bytes),
-        "text": f"{escaped(curve.name, 40)}: {format_bytes(int(curve.total[at]))}",
-        "showarrow": True,
-        "arrowhead": 2,
-        "ax": 60 if x[at] < 50 else -60,
-        "ay": below,
-        "arrowcolor": theme.ink,
-        "bgcolor": theme.paper,
-        "bordercolor": theme.ink,
-        "font": {"color": theme.ink},
-    }
+    text = f"{escaped(curve.name, 40)}: {format_bytes(int(curve.total[at]))}"
+    return pointer(float(x[at]), float(curve.total[at] / unit_bytes), text, theme, (60 if x[at] < 50 else -60, below))

@@ -9,7 +9,7 @@ from plotly.colors import sample_colorscale  # type: ignore[attr-defined]  # plo
 from memprof.analysis.ranks.rank_report import RankCurves, RankPeak
 from memprof.trace.schema import Floats
 from memprof.units import format_bytes, format_bytes_change
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import escaped, framed, message, pointer, unit_of
 from memprof_dashboard.palette import Theme, ink_on
 from memprof_dashboard.views.columns import Compared, RankPeaks
 from memprof_dashboard.views.mesh import Mesh
@@ -63,6 +63,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
     framed(figure, theme)
     worst = int(np.nanargmax(np.nanmax(np.where(np.isfinite(compared.peaks), compared.peaks, -1), axis=1)))
     column = int(np.nanargmax(compared.peaks[worst]))
+    middle, is_left = float(compared.edges[column : column + 2].mean()), column < len(compared.edges) / 2
     figure.update_layout(
         showlegend=False,
         hovermode="closest",
@@ -90,21 +91,7 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
             "gridcolor": theme.faint,
             "nticks": 3,
         },
-        annotations=[
-            {
-                "x": (int(compared.edges[column]) + int(compared.edges[column + 1])) / 2,
-                "y": names[worst],
-                "text": f"{names[worst]}'s peak",
-                "showarrow": True,
-                "arrowhead": 2,
-                "ax": 70 if column < len(compared.edges) / 2 else -70,
-                "ay": 0,
-                "arrowcolor": theme.ink,
-                "bgcolor": theme.paper,
-                "bordercolor": theme.ink,
-                "font": {"color": theme.ink},
-            }
-        ],
+        annotations=[pointer(middle, worst, f"{names[worst]}'s peak", theme, (70 if is_left else -70, 0))],
     )
     return figure
 

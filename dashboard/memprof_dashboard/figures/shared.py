@@ -11,7 +11,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from memprof.replay.history import History
-from memprof.trace.schema import Ints
+from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes, parse_bytes
 from memprof_dashboard.palette import Theme
 
@@ -37,6 +37,38 @@ BLANK: Any = {
 }
 #: Maximum columns drawn; more than a screen's width would be invisible.
 COLUMNS = 800
+
+
+#: A legend in lines above a figure.
+LEGEND: Any = {"orientation": "h", "traceorder": "normal", "x": 0, "y": 1.02, "yanchor": "bottom"}
+
+
+def hatched(pattern: str) -> dict[str, Any]:
+    """Returns a hatching over a color; ``pattern`` is plotly's name of it, "" for none."""
+    return {"shape": pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6}
+
+
+def note(x: float, y: float, text: str, size: float, color: str, **more: Any) -> dict[str, Any]:
+    """Returns an annotation: a text at a place of the figure."""
+    return {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": size, "color": color}, **more}
+
+
+def pointer(x: float, y: float, text: str, theme: Theme, by: tuple[int, int], **more: Any) -> dict[str, Any]:
+    """Returns an annotation that points at a place, ``by`` pixels away from it, in a frame."""
+    look = {"showarrow": True, "arrowhead": 2, "arrowcolor": theme.ink, "bgcolor": theme.paper}
+    look |= {"bordercolor": theme.ink, "font": {"color": theme.ink}}
+    return {"x": x, "y": y, "text": text, "ax": by[0], "ay": by[1], **look, **more}
+
+
+def across(x: float, line: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns a line over the whole height of a figure."""
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, **more}
+
+
+def band(first: float, end: float, color: str, opacity: float, **more: Any) -> dict[str, Any]:
+    """Returns a rectangle over the whole height of a figure."""
+    look = {"type": "rect", "fillcolor": color, "opacity": opacity, "line": {"width": 0}}
+    return {"x0": first, "x1": end, "y0": 0, "y1": 1, "yref": "paper", **look, **more}
 
 
 def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
@@ -115,7 +147,9 @@ class Drawn:
         return codes[starts].astype(np.int64), np.append(starts, len(codes))
 
 
-def draw(total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints | None = None) -> Drawn:
+def draw(
+    total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints | None = None, clock: Floats | None = None
+) -> Drawn:
     """Downsamples a range: returns every operator, or the peak operator of each column.
 
     All categories are evaluated at these operators, so the stack shows bytes live at the same time. Sampling each
@@ -127,12 +161,16 @@ def draw(total: Ints, first: int, end: int, columns: int = COLUMNS, cuts: Ints |
         end: End of the range (exclusive).
         columns: Most columns.
         cuts: Operators at which a column has to begin, in addition; None for none.
+        clock: When operators begin, where columns are equally long in time; None for equally many operators.
     """
     count = end - first
     if count <= columns:
         op_ids = np.arange(first, end)
         return Drawn(first, end, op_ids, op_ids, total[first:end])
     left = first + (np.arange(columns) * count) // columns
+    if clock is not None:
+        times = np.linspace(clock[first], clock[end], columns, endpoint=False)
+        left = np.unique(np.append(first, np.searchsorted(clock[:end], times).clip(first, end - 1)))
     if cuts is not None:
         left = np.union1d(left, cuts[(cuts > first) & (cuts < end)])
     lows = np.minimum.reduceat(total[first:end], left - first)

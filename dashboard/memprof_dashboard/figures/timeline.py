@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from plotly import graph_objects as go
 
 from memprof.replay.history import History
-from memprof.trace.schema import Ints
-from memprof_dashboard.figures.shared import Drawn, draw, escaped, framed, unit_of
+from memprof.trace.schema import Floats, Ints
+from memprof.units import format_bytes
+from memprof_dashboard.figures.peak_inset import find_inset
+from memprof_dashboard.figures.shared import LEGEND, Drawn, band, draw, escaped, framed, hatched, note, unit_of
 from memprof_dashboard.figures.timeline_marks import Marks, Places, labels, shapes
 from memprof_dashboard.palette import (
     PHASE_COLOURS,
     RECOMPUTED,
     RECOMPUTED_COLOUR,
-    Fill,
     Theme,
     fill_of,
     phase_colours,
@@ -23,6 +25,8 @@ from memprof_dashboard.palette import (
 
 #: Operators that are far from each other on the screen.
 _FEW = 64
+#: The y axis in heights of what is drawn.
+_HEADROOM = 1.12
 #: Columns of the overview strip.
 _STRIP = 600
 
@@ -39,21 +43,25 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
 
     Returns:
         The figure: an area for each category that holds anything there, the line of the total, a dotted line of each
-        column's lowest where columns hold several operators, and a band of the phases. x is the operator's row, or its
-        place on the axis of another recording; y is bytes in the unit that suits the peak.
+        column's lowest where columns hold several operators, a band of the phases, and an inset where the peak is too
+        narrow to see. x is the operator's row, its time in ms, or its place on the axis of another recording; y is
+        bytes in the unit that suits the peak.
     """
     marks = marks or Marks()
-    drawn = draw(history.total, first, end, cuts=marks.cuts)
+    drawn = draw(history.total, first, end, cuts=marks.cuts, clock=marks.clock)
     total = history.total[drawn.op_ids]
     top = max(int(total.max(initial=0)), marks.most_bytes, marks.capacity_bytes, marks.budget_bytes)
     top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])
     unit, unit_bytes = unit_of(top)
     x = marks.place(np.append(drawn.left, end))
     figure = go.Figure()
+    listed: list[str] = []
     for category in history.categories:
         alive = history.alive_bytes(category, drawn.op_ids)
         if alive.any():
-            figure.add_trace(_area(fill_of(category), x, alive, unit, unit_bytes))
+            figure.add_trace(_area(category, x, alive, unit_bytes))
+            figure.data[-1].update(showlegend=marks.held is None)
+            listed.append(category)
     total_line = _line(
         "total", x, total, unit, unit_bytes, {"width": 1.25 if drawn.is_exact else 0.75, "color": theme.ink}
     )
@@ -74,23 +82,27 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         figure.add_trace(_line(escaped(one.name, 40), one.edges, one.heights, unit, unit_bytes, line))
     figure.add_trace(_phases(history, drawn, x))
     framed(figure, theme)
-    shown = "" if drawn.is_exact else f" (each pixel: max of {-(-(end - first) // len(total)):,}; dotted: min)"
-    band = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
+    count = "several" if marks.clock is not None else f"{-(-(end - first) // len(total)):,}"
+    shown = "" if drawn.is_exact else f" (each pixel: max of {count}; dotted: min)"
+    title, hover = "operator", "operator %{x:,.0f}"
+    if marks.clock is not None:
+        title, hover = "operator time, ms", "at %{x:,.3f} ms"
+    strip = 0.1 if marks.title else 0.06  # a figure with a title shares the window with another one
     figure.update_layout(
         xaxis={
-            "title": {"text": f"operator{shown}", "standoff": 4, "font": {"size": 11}},
+            "title": {"text": f"{title}{shown}", "standoff": 4, "font": {"size": 11}},
             "range": [*(marks.axis or (first, end))],
             "showgrid": False,
             "anchor": "y2",
-            "unifiedhovertitle": {"text": "operator %{x:,.0f}"},
+            "unifiedhovertitle": {"text": f"{hover} ({unit})"},
         },
         yaxis={
             "title": {"text": unit},
-            "range": [0, 1.12 * top / unit_bytes],
+            "range": [0, _HEADROOM * top / unit_bytes],
             "fixedrange": True,
-            "domain": [band + 0.02, 1],
+            "domain": [strip + 0.02, 1],
         },
-        yaxis2={"visible": False, "fixedrange": True, "domain": [0, band], "range": [0, 1]},
+        yaxis2={"visible": False, "fixedrange": True, "domain": [0, strip], "range": [0, 1]},
         hovermode="x unified",
         hoversubplots="axis",  # the band of the phases is in the label, too
         hoverdistance=-1 if len(drawn.op_ids) <= _FEW else 20,  # pixels; the nearest operator, however far, of a few
@@ -99,33 +111,89 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         dragmode="zoom",
         uirevision="kept",
         showlegend=marks.has_legend,
-        legend={
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.05,
-            "yanchor": "bottom",
-            "font": {"size": 11},
-        },
+        legend={**LEGEND, "y": 1.05, "font": {"size": 11}},
     )
     if marks.title:
         text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
         figure.update_layout(title=text, margin={"t": 56 if marks.has_legend else 36})
+    # In the legend, names of their own for areas that take no room: the cursor changes them, not those of the hover.
+    nowhere: Any = {"x": [None], "y": [None], "line": {"width": 0}, "fill": "tozeroy", "legendrank": 1}
+    for category in listed if marks.held is not None and marks.has_legend else ():
+        look = {**_looks(category), "name": legend_name(category, (marks.held or {}).get(category, 0))}
+        figure.add_trace(go.Scatter(**nowhere, meta=[history.categories.index(category)], **look))
+    _add_inset(figure, history, drawn, marks, x, _HEADROOM * top, strip + 0.02, theme)
     return figure
 
 
-def _area(fill: Fill, x: Places, alive: Ints, unit: str, unit_bytes: int) -> go.Scatter:
+def _add_inset(
+    figure: go.Figure, history: History, drawn: Drawn, marks: Marks, x: Places, top: float, floor: float, theme: Theme
+) -> None:
+    """Adds the neighborhood of a narrow peak, on axes of its own; ``floor`` is where the plot begins on the paper."""
+    inset = find_inset(history, drawn, marks, x, top)
+    if inset is None:
+        return
+    unit, unit_bytes = unit_of(int(top))
+    inside = draw(history.total, inset.first, inset.end)
+    edges = np.append(inside.left, inset.end).astype(np.int32)
+    on_own: Any = {"xaxis": "x3", "yaxis": "y3", "name": "inset", "showlegend": False}
+    on_own |= {"hoverinfo": "skip", "hovertemplate": None}
+    most = 1.3 * float(history.total[inside.op_ids].max() / unit_bytes)
+    ground: Any = {"fill": "tozeroy", "fillcolor": theme.paper, "line": {"width": 0}}  # over the grid of the timeline
+    traces: list[Any] = [go.Scatter(x=[inset.first, inset.end], y=[most, most], mode="lines", **ground)]
+    for category in history.categories:
+        alive = history.alive_bytes(category, inside.op_ids)
+        if alive.any():
+            traces.append(_area(category, edges, alive, unit_bytes).update(stackgroup="inset"))
+    line = {"width": 1, "color": theme.ink}
+    traces.append(_line("total", edges, history.total[inside.op_ids], unit, unit_bytes, line))
+    figure.add_traces([trace.update(**on_own) for trace in traces])
+    low, high = (floor + (1 - floor) * edge for edge in inset.y)
+    axis: Any = {"visible": False, "fixedrange": True}
+    figure.update_layout(
+        xaxis3={**axis, "domain": inset.x, "anchor": "y3", "range": [inset.first, inset.end]},
+        yaxis3={**axis, "domain": [low, high], "anchor": "x3", "range": [0, most]},
+    )
+    left, right = inset.x
+    on_paper: Any = {"xref": "paper", "yref": "paper"}
+    line = {"width": 1, "color": theme.soft}
+    box: Any = {"x0": left, "x1": right, "y0": low, "y1": high}
+    across, up = inset.peak
+    end = min(max(across, left), right)
+    lead: Any = {"x0": across, "y0": floor + (1 - floor) * up, "x1": end, "y1": (low + high) / 2}
+    figure.add_shape(type="line", layer="between", line=line, **on_paper, **lead)
+    figure.add_shape(type="rect", line=line, **on_paper, **box)
+    text, corner = f"{inset.end - inset.first:,} operators", {"xanchor": "left", "yanchor": "top"}
+    figure.add_annotation(note(left, high, text, 10.5, theme.soft, **corner, **on_paper))
+
+
+def legend_name(category: str, held: int) -> str:
+    """Returns what the legend says of a category: its label, and the bytes that it holds at the cursor."""
+    return f"{escaped(fill_of(category).label)}  {format_bytes(held)}"
+
+
+def _area(category: str, x: Places, alive: Ints, unit_bytes: int) -> go.Scatter:
+    heights: Any = _stairs(alive, unit_bytes).astype(np.float32)  # the exact sum is the total's line
+    has_none = heights < 0.0005
     return go.Scatter(
         x=x,
-        y=_stairs(alive, unit_bytes).astype(np.float32),  # the exact sum is the total's line
-        name=escaped(fill.label),
-        mode="lines",
+        y=heights,
         line={"width": 0, "shape": "hv"},
         stackgroup="alive",
-        fillcolor=fill.colour,
-        fillpattern={"shape": fill.pattern, "fgcolor": "#222222", "fillmode": "overlay", "size": 6},
-        hovertemplate=f"%{{y:,.3f}} {unit}",
+        yhoverformat=",.3f",  # with a template, plotly would ignore where nothing is to be said: of zeros
+        hoverinfo=np.where(has_none, "none", "all").tolist() if has_none.any() else None,
+        **_looks(category),
     )
+
+
+def _looks(category: str) -> dict[str, Any]:
+    fill = fill_of(category)
+    return {
+        "name": escaped(fill.label),
+        "legendgroup": escaped(fill.label),
+        "mode": "lines",
+        "fillcolor": fill.colour,
+        "fillpattern": hatched(fill.pattern),
+    }
 
 
 def _line(name: str, x: Places, y: Ints, unit: str, unit_bytes: int, line: dict[str, object]) -> go.Scatter:
@@ -174,14 +242,15 @@ def _whole(history: History) -> Drawn:
     return draw(history.total, 0, history.ops, _STRIP)
 
 
-def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
-    """Draws live bytes of the whole recording in one strip, with the visible range marked."""
+def overview(history: History, first: int, end: int, theme: Theme, clock: Floats | None = None) -> go.Figure:
+    """Draws live bytes of the whole recording in one strip, with the visible range marked; over time with a clock."""
     drawn = _whole(history)
+    clock = np.arange(history.ops + 1, dtype=np.float64) if clock is None else clock
     total = history.total[drawn.op_ids]
     unit, unit_bytes = unit_of(int(total.max(initial=0)))
     figure = go.Figure(
         go.Scatter(
-            x=np.append(drawn.left, history.ops).astype(np.int32),
+            x=clock[np.append(drawn.left, history.ops)].astype(np.float32),
             y=_stairs(total, unit_bytes).astype(np.float32),
             mode="lines",
             line={"width": 1, "color": theme.ink, "shape": "hv"},
@@ -194,22 +263,10 @@ def overview(history: History, first: int, end: int, theme: Theme) -> go.Figure:
     framed(figure, theme)
     figure.update_layout(
         margin={"t": 2, "b": 2},
-        xaxis={"range": [0, max(history.ops, 1)], "visible": False},
+        xaxis={"range": [0, clock[-1] or 1], "visible": False},
         yaxis={"visible": False, "fixedrange": True, "range": [0, 1.1 * float(total.max(initial=0)) / unit_bytes or 1]},
         showlegend=False,
         dragmode="zoom",
-        shapes=[
-            {
-                "type": "rect",
-                "x0": first,
-                "x1": end,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "fillcolor": theme.accent,
-                "opacity": 0.18,
-                "line": {"width": 0},
-            }
-        ],
+        shapes=[band(float(clock[first]), float(clock[end]), theme.accent, 0.18)],
     )
     return figure

@@ -13,14 +13,16 @@ import numpy.typing as npt
 from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.shared import Drawn, escaped
+from memprof_dashboard.figures.shared import Drawn, across, escaped, note, pointer
 from memprof_dashboard.palette import PHASE_COLOURS, RECOMPUTED, RECOMPUTED_COLOUR, Theme, ink_on, phase_colours
 
 #: Positions on the x axis.
-Places = npt.NDArray[np.int32] | Floats
+Places = npt.NDArray[np.int32] | npt.NDArray[np.uint16] | Floats
 
 #: Maximum number of step boundaries marked.
 _MOST_STEPS = 40
+#: The end of the arrows to peaks.
+_DOT = {"arrowhead": 6, "arrowsize": 0.7, "arrowwidth": 1.5}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,8 @@ class Overlaid:
 
 def own_axis(op_ids: Ints) -> Places:
     """Returns where operators lie on the axis of their own recording: at their rows."""
-    return op_ids.astype(np.int32)
+    narrow: Places = op_ids.astype(np.uint16) if op_ids.max(initial=0) < 2**16 else op_ids.astype(np.int32)
+    return narrow
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Marks:
     """Markers on a timeline.
 
     Attributes:
-        at: The operator under the cursor, None for none.
+        at: Where the cursor stands on the x axis, None for none.
         budget_bytes: Where the budget line is, 0 for none.
         capacity_bytes: Device capacity, 0 for none.
         most_bytes: Height of the y axis where it is shared with another figure, 0 for this figure's own.
@@ -63,10 +66,12 @@ class Marks:
         place: Returns where operators lie on the x axis, ascending; at their rows unless the axis is that of another
             recording.
         cuts: Operators at which a column has to begin, None for none: a phase that is short here may be long there.
-        axis: The range of the x axis where it is another recording's, None for that of the operators.
+        axis: The range of the x axis where it is another recording's or time, None for that of the operators.
+        clock: When each operator begins in ms, and the end, where the axis is time; shape ``(ops + 1,)``.
+        held: Bytes of each category at the cursor, which the legend lists; None for the names alone.
     """
 
-    at: int | None = None
+    at: float | None = None
     budget_bytes: int = 0
     capacity_bytes: int = 0
     most_bytes: int = 0
@@ -78,7 +83,9 @@ class Marks:
     has_legend: bool = True
     place: Callable[[Ints], Places] = own_axis
     cuts: Ints | None = None
-    axis: tuple[int, int] | None = None
+    axis: tuple[float, float] | None = None
+    clock: Floats | None = None
+    held: dict[str, int] | None = None
 
 
 def shapes(marks: Marks, history: History, drawn: Drawn, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
@@ -116,7 +123,7 @@ def labels(
     ]
 
 
-def _lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def _lines(marks: Marks, first: float, end: float, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     """Returns the shapes of cursor, budget and capacity, the cursor first."""
     shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
     for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
@@ -127,17 +134,9 @@ def _lines(marks: Marks, first: int, end: int, unit_bytes: int, theme: Theme) ->
     return shapes
 
 
-def cursor_line(at: int | None, theme: Theme) -> dict[str, object]:
+def cursor_line(x: float | None, theme: Theme) -> dict[str, object]:
     """Returns the shape of the cursor, with zero width where there is none."""
-    return {
-        "type": "line",
-        "x0": (at or 0) + 0.5,
-        "x1": (at or 0) + 0.5,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": theme.accent, "width": 0 if at is None else 1.5},
-    }
+    return across(x or 0, {"color": theme.accent, "width": 0 if x is None else 1.5})
 
 
 def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str, object]]:
@@ -151,20 +150,14 @@ def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str
         if right - left < width * (0.02 + 0.011 * len(name)):
             continue
         colour = RECOMPUTED_COLOUR if name == RECOMPUTED else colours.get(name, PHASE_COLOURS["other"])
-        names.append(
-            {
-                "x": (left + right) / 2,
-                "y": 0.5,
-                "yref": "y2",
-                "text": escaped(name, 40),
-                "showarrow": False,
-                "font": {"size": 10.5, "color": ink_on(colour)},
-            }
-        )
+        text = escaped(name, 40)
+        names.append(note((left + right) / 2, 0.5, text, 10.5, ink_on(colour), yref="y2"))
     return names
 
 
-def _line_names(marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def _line_names(
+    marks: Marks, end: tuple[float, str], top: int, unit_bytes: int, theme: Theme
+) -> list[dict[str, object]]:
     """Returns the labels of the budget and the device, at one end of their lines: the one away from the peak's label.
 
     Args:
@@ -179,17 +172,10 @@ def _line_names(marks: Marks, end: tuple[int, str], top: int, unit_bytes: int, t
     is_close = marks.capacity_bytes > 0 and 0 <= gap < 0.06 * top
     for size, label in ((marks.budget_bytes, "budget"), (marks.capacity_bytes, escaped(marks.device, 40) or "device")):
         if 0 < size <= 1.12 * top:
-            names.append(
-                {
-                    "x": end[0],
-                    "y": size / unit_bytes,
-                    "xanchor": end[1],
-                    "yanchor": "top" if is_close and size == marks.budget_bytes else "bottom",
-                    "text": f"{label} {format_bytes(size)}",
-                    "showarrow": False,
-                    "font": {"size": 11, "color": theme.alarm},
-                }
-            )
+            is_below = is_close and size == marks.budget_bytes
+            anchors = {"xanchor": end[1], "yanchor": "top" if is_below else "bottom"}
+            text = f"{label} {format_bytes(size)}"
+            names.append(note(end[0], size / unit_bytes, text, 11, theme.alarm, **anchors))
     return names
 
 
@@ -204,21 +190,13 @@ def _step_starts(history: History, first: int, end: int) -> Ints:
 
 def _step_lines(places: Sequence[float], theme: Theme) -> list[dict[str, object]]:
     line = {"color": theme.faint, "width": 1, "dash": "dot"}
-    return [{"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line} for x in places]
+    return [across(x, line) for x in places]
 
 
 def _step_names(history: History, starts: Ints, places: Sequence[float], theme: Theme) -> list[dict[str, object]]:
+    corner = {"yref": "paper", "yanchor": "bottom", "xanchor": "left"}
     return [
-        {
-            "x": x,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "xanchor": "left",
-            "text": f"step {history.step[start]}",
-            "showarrow": False,
-            "font": {"size": 10, "color": theme.ink},
-        }
+        note(x, 1, f"step {history.step[start]}", 10, theme.ink, **corner)
         for start, x in zip(starts.tolist(), places, strict=True)
     ]
 
@@ -227,42 +205,16 @@ def _peak(edges: Places, total: Ints, unit_bytes: int, theme: Theme) -> list[dic
     if not len(total):
         return []
     place = int(total.argmax())
-    x = edges[place].item()
-    return [
-        {
-            "x": x,
-            "y": float(total[place] / unit_bytes),
-            "text": f"peak {format_bytes(int(total[place]))}",
-            "showarrow": True,
-            "arrowhead": 6,
-            "arrowsize": 0.7,
-            "arrowwidth": 1.5,
-            "ax": 56 if x < (edges[0] + edges[-1]) / 2 else -56,
-            "ay": -12,
-            "arrowcolor": theme.ink,
-            "bgcolor": theme.ink,
-            "borderpad": 3,
-            "font": {"color": theme.paper, "size": 11.5},
-        }
-    ]
+    x, middle = edges[place].item(), float(edges[0]) / 2 + float(edges[-1]) / 2
+    text, by = f"peak {format_bytes(int(total[place]))}", (56 if x < middle else -56, -12)
+    look = {"bgcolor": theme.ink, "borderpad": 3, "font": {"color": theme.paper, "size": 11.5}}
+    return [pointer(x, float(total[place] / unit_bytes), text, theme, by, **_DOT, **look)]
 
 
 def _overlaid_peak(line: Overlaid, middle: float, unit_bytes: int, theme: Theme) -> dict[str, object]:
     place = int(line.heights.argmax())
     x, size = float(line.edges[place]), int(line.heights[place])
-    return {
-        "x": x,
-        "y": size / unit_bytes,
-        "text": f"{escaped(line.name, 24)} {format_bytes(size)}",
-        "showarrow": True,
-        "arrowhead": 6,
-        "arrowsize": 0.7,
-        "arrowwidth": 1.5,
-        "ax": 70 if x < middle else -70,
-        "ay": -14,
-        "arrowcolor": line.colour or theme.accent,
-        "bgcolor": theme.paper,
-        "bordercolor": line.colour or theme.accent,
-        "borderpad": 2,
-        "font": {"color": theme.ink, "size": 11},
-    }
+    colour = line.colour or theme.accent
+    text, by = f"{escaped(line.name, 24)} {format_bytes(size)}", (70 if x < middle else -70, -14)
+    look = {"arrowcolor": colour, "bordercolor": colour, "borderpad": 2, "font": {"color": theme.ink, "size": 11}}
+    return pointer(x, size / unit_bytes, text, theme, by, **_DOT, **look)

@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from memprof.trace.schema import Bools, Floats, Ints
 from memprof.units import format_bytes
-from memprof_dashboard.figures.shared import escaped, framed, message, unit_of
+from memprof_dashboard.figures.shared import LEGEND, across, escaped, framed, message, note, unit_of
 from memprof_dashboard.palette import Theme
 
 #: Maximum number of dominated plans drawn: the fastest.
@@ -125,37 +125,16 @@ def pareto(
         figure.data[-1].update(hoverinfo="skip", hovertemplate=None)
     framed(figure, theme)
     edge = budget_bytes / unit_bytes
+    corner = {"yref": "paper", "xanchor": "right", "yanchor": "top", "textangle": -90}
     figure.update_layout(
         xaxis={"title": {"text": f"predicted peak, {unit}", "standoff": 6}, "rangemode": "tozero"},
         yaxis={"title": {"text": "step time relative to recorded"}, "tickformat": ".2f"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend=LEGEND,
         hovermode="closest",
         dragmode="pan",
         margin={"t": 48},
-        shapes=[
-            {
-                "type": "line",
-                "x0": edge,
-                "x1": edge,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"color": theme.alarm, "width": 1.5, "dash": "dash"},
-            }
-        ],
-        annotations=[
-            {
-                "x": edge,
-                "y": 1,
-                "yref": "paper",
-                "xanchor": "right",
-                "yanchor": "top",
-                "text": f"budget {format_bytes(budget_bytes)}",
-                "textangle": -90,
-                "showarrow": False,
-                "font": {"color": theme.alarm},
-            }
-        ],
+        shapes=[across(edge, {"color": theme.alarm, "width": 1.5, "dash": "dash"})],
+        annotations=[note(edge, 1, f"budget {format_bytes(budget_bytes)}", 12, theme.alarm, **corner)],
     )
     return figure
 

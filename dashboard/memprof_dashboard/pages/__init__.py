@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.trace.schema import Segments
 from memprof_dashboard.page import Page
 from memprof_dashboard.pages.allocations import AllocationsPage
 from memprof_dashboard.pages.blocks import BlocksPage
@@ -10,6 +11,8 @@ from memprof_dashboard.pages.leaks import LeaksPage
 from memprof_dashboard.pages.ranks import RanksPage
 from memprof_dashboard.pages.segments import SegmentsPage
 from memprof_dashboard.pages.whatif import WhatIf
+from memprof_dashboard.sources import Workspace
+from memprof_dashboard.state import View
 
 #: By the name that stands in the URL, in the order of the tabs. One more page needs an entry here and nothing else.
 PAGES: dict[str, Page] = {
@@ -21,3 +24,23 @@ PAGES: dict[str, Page] = {
     "allocations": AllocationsPage(),
     "ranks": RanksPage(),
 }
+
+
+def empty_pages(workspace: Workspace, view: View) -> dict[str, str]:
+    """Returns the pages that have nothing to show of a recording, by name, each with the reason.
+
+    Raises:
+        MemprofError: The recording cannot be read.
+    """
+    rank, source = workspace.rank(view.trace, view.rank), workspace.source(view.trace)
+    reasons = {}
+    if not len(rank.trace.table(Segments)):
+        is_cpu = rank.trace.manifest.machine.device_kind == "cpu"
+        reasons["segments"] = "no caching allocator on CPU" if is_cpu else "the allocator was not recorded"
+    if rank.leaks.growth.bytes_per_step is None:
+        reasons["leaks"] = "too few steps to tell whether memory grows"
+    if len(workspace.sources) < 2:
+        reasons |= dict.fromkeys(("diff", "allocations"), "needs two recordings")
+    if len(source.trace.ranks) < 2:
+        reasons["ranks"] = "recorded one process"
+    return reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, html, no_update
 
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
 from memprof.analysis.compared.comparison import compare_sequences
@@ -14,7 +14,6 @@ from memprof.analysis.table import COUNT, FactTable, shown
 from memprof.trace.files.spool import DRY_RUN
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.allocations import Aligned, allocations
-from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.page import or_message, theme_of
 from memprof_dashboard.sources import Source, Workspace
 from memprof_dashboard.state import View, dragged
@@ -55,7 +54,7 @@ class AllocationsPage:
                         html.Dd(parts.name(dry.name)),
                     ]
                 ),
-                dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style={"height": "var(--allocations-height)"}),
+                parts.graph(_GRAPH, "var(--allocations-height)"),
                 *_differences(real.sequence(view.rank), dry.sequence(view.rank)),
                 html.H3("Both sides"),
                 parts.note("Requested bytes, rounded up to 512."),

@@ -11,9 +11,9 @@ from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_upda
 from memprof.trace.schema import NONE
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.blocks import Rectangles, blocks, chosen_frame
-from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.figures.shared import message
 from memprof_dashboard.figures.timeline_marks import cursor_line
-from memprof_dashboard.page import or_message, or_sentence, theme_of
+from memprof_dashboard.page import or_message, or_sentence, theme_of, view_of
 from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View, on_zoom, shown
 from memprof_dashboard.views.block_texts import (
@@ -72,7 +72,7 @@ class BlocksPage:
             [
                 html.Div(id=_REMARK),
                 dcc.Store(id=_IS_DRAWN, data=False),
-                dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style={"height": "var(--blocks-height)"}),
+                parts.graph(_GRAPH, "var(--blocks-height)"),
                 html.Div(id=_AS_TABLE),
                 html.Div(id=_CHOSEN),
                 html.Div(id=_WASTERS),
@@ -90,9 +90,7 @@ class BlocksPage:
             State(ids.VIEW, "data"),
         )
         def draw(window: Any, theme: Any, whole: Any) -> Any:
-            if window is None:
-                return no_update, no_update
-            view = View.from_json(window)
+            view = view_of(window)
             now = View.from_json(whole)
             figure = or_message(self._figure)(workspace, view, now.at, now.storage, theme)
             return figure, len(figure.layout.shapes) > 0  # a message figure has no cursor to move
@@ -104,10 +102,8 @@ class BlocksPage:
             Input(ids.WINDOW, "data"),
         )
         def describe_window(window: Any) -> Any:
-            if window is None:
-                return no_update, no_update, no_update
             try:
-                return self._texts(workspace, View.from_json(window))
+                return self._texts(workspace, view_of(window))
             except MemprofError as error:
                 return parts.error(str(error)), None, None
 
@@ -127,7 +123,7 @@ class BlocksPage:
                 return no_update
             chosen = self._seen(rank, view)[0]
             patch = Patch()
-            patch["layout"]["shapes"][0] = cursor_line(view.at, theme_of(theme))
+            patch["layout"]["shapes"][0] = cursor_line(view.at + 0.5, theme_of(theme))
             box = _rectangles(rank, self.lives(rank), chosen, with_texts=False).box(view.storage)
             patch["layout"]["shapes"][1] = chosen_frame(box, chosen.top, theme_of(theme))
             return patch
@@ -135,9 +131,7 @@ class BlocksPage:
         @app.callback(Output(_CHOSEN, "children"), Input(ids.CURSOR, "data"))
         @or_sentence
         def show_chosen(cursor: Any) -> Any:
-            if cursor is None:
-                return no_update
-            view = View.from_json(cursor)
+            view = view_of(cursor)
             rank = workspace.rank(view.trace, view.rank)
             if not 0 <= view.storage < len(rank.history.size):
                 return parts.note("Click a rectangle to see its owner and its lifetime.")

@@ -37,7 +37,6 @@ _BY = "diff-by"
 #: Rows of a table, and bars of a figure, at most.
 _MOST_ROWS = 15
 _MOST_BARS = 10
-_BOXES_HEIGHT = {"height": "360px"}
 #: Breakdowns of a moment; storages have no table here.
 _KINDS = {kind: title for kind, title in TITLES.items() if kind != "storage"}
 
@@ -83,13 +82,10 @@ class DiffPage:
                 ),
                 *_around(found),
                 html.H3("Memory over the step"),
-                dcc.Graph(id=_OVERLAY, config=CONFIG, responsive=True, style={"height": "320px"}),
+                parts.graph(_OVERLAY, "320px"),
                 _phase_table(found),
                 html.H3("Breakdown"),
-                html.Label(
-                    [html.Span("moment"), dcc.Dropdown(moments, PEAK, id=_MOMENT, clearable=False)],
-                    className="control",
-                ),
+                parts.control("moment", dcc.Dropdown(moments, PEAK, id=_MOMENT, clearable=False)),
                 html.Div(
                     [
                         parts.switch(_SHAPE, {"flame": "Flame graph", "treemap": "Treemap"}, "shown as"),
@@ -97,7 +93,7 @@ class DiffPage:
                     ],
                     className="switches",
                 ),
-                dcc.Graph(id=_BOXES, config=CONFIG | {"displayModeBar": False}, responsive=True, style=_BOXES_HEIGHT),
+                parts.graph(_BOXES, "360px", has_bar=False),
                 parts.note("Changed bytes: orange is more, hatched green less, gray both. Click a box to zoom in."),
                 html.Div(id=_PARTS),
             ],

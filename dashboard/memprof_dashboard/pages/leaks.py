@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html
 
 from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
-from memprof.analysis.leaks.leak import Leak, describe_holder
+from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
 from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
 from memprof.analysis.leaks.leaks import LeakReport
 from memprof.analysis.table import FactTable
@@ -16,7 +16,7 @@ from memprof.trace.schema import StepPeaks
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.bars import growth_bars
 from memprof_dashboard.figures.shared import CONFIG
-from memprof_dashboard.page import or_sentence, theme_of
+from memprof_dashboard.page import or_sentence, theme_of, view_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
@@ -44,9 +44,7 @@ class LeaksPage:
         @app.callback(Output(_BODY, "children"), Input(ids.PLACE, "data"), Input(ids.THEME, "data"))
         @or_sentence
         def fill(place: Any, theme: Any) -> Any:
-            if place is None:
-                return no_update
-            view = View.from_json(place)
+            view = view_of(place)
             ranks = tuple(source.rank(view.rank) for source in workspace.sources)
             return [
                 *_recording(workspace.rank(view.trace, view.rank), theme_of(theme)),
@@ -82,15 +80,18 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
     table = parts.facts(
         FactTable(LEAKS, report.leaks[:_MOST_ROWS]),
         label="what stays from step to step",
-        drawn={
-            "made at": lambda leak: _made_at(leak, last),
-            "held by": lambda leak: parts.with_code(describe_holder(leak.held_by) if leak.held_by else "unknown", 160),
-        },
+        drawn={"made at": lambda leak: _made_at(leak, last), "held by": _held_by},
     )
+    first = report.leaks[0]
+    rate = f" adds {describe_rate(first)}"
     return [
-        html.P(describe_growth(report.growth), className="verdict"),
-        *graph,
+        html.P(
+            [_made_at(first, last), rate, *([", held by ", _held_by(first)] if first.held_by else []), "."],
+            className="verdict",
+        ),
         table,
+        *([parts.note(describe_growth(report.growth))] if len(report.leaks) > 1 else []),
+        *graph,
         parts.note(
             "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "
             "one of the tensors."
@@ -106,6 +107,10 @@ def _made_at(leak: Leak, last: int) -> Any:
     if leak.line and last >= 0:
         return parts.jump(leak.line, title="show these tensors", find=leak.line, at=last, by="line", side="table")
     return parts.name(leak.line or leak.op or "unknown")
+
+
+def _held_by(leak: Leak) -> Any:
+    return parts.with_code(describe_holder(leak.held_by) if leak.held_by else "unknown", 160)
 
 
 @lru_cache(maxsize=4)

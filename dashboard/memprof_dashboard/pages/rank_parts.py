@@ -13,8 +13,8 @@ from memprof.analysis.table import FactTable
 from memprof.trace.store import Trace
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import mesh_figure
-from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.page import theme_of
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.page import theme_of, view_of
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.views.mesh import (
@@ -29,7 +29,7 @@ from memprof_dashboard.views.mesh import (
 )
 
 _GRAPH, _TEXT, _REMARK = "mesh-graph", "mesh-text", "mesh-remark"
-_ROW_PX, _LEAST_PX, _MOST_PX = 34, 150, 720
+_ROW_PX, _COLUMN_PX, _LEAST_PX, _MOST_PX = 34, 120, 150, 720
 #: Maximum rows of a table.
 MOST_ROWS = 12
 #: Ranks in the table of many.
@@ -54,7 +54,7 @@ def layout(trace: Trace) -> Any:
                 className="mesh-input",
             ),
             html.P(id=_REMARK, className="ranks-verdict"),
-            dcc.Graph(id=_GRAPH, config=CONFIG, responsive=True, style={"height": f"{_height(mesh)}px"}),
+            parts.graph(_GRAPH, style=_size(mesh)),
         ],
         className="mesh",
     )
@@ -72,10 +72,8 @@ def register(app: Dash, workspace: Workspace) -> None:
         State(ids.VIEW, "data"),
     )
     def draw(text: Any, theme: Any, whole: Any) -> Any:
-        if whole is None:
-            return no_update, no_update, no_update
         try:
-            trace = workspace.source(View.from_json(whole).trace).trace
+            trace = workspace.source(view_of(whole).trace).trace
             compared = compare_ranks(trace)
             world_size = _world_size(trace, compared)
             is_typed = isinstance(text, str) and text.strip()
@@ -87,7 +85,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         figure = mesh_figure(mesh, ranks, peaks, compared.worst, theme_of(theme))
         # Of a single dimension the verdict on the ranks says as much.
         words = f"{describe_worst(mesh, peaks)} {describe_differences(mesh, peaks)}" if len(mesh.names) > 1 else ""
-        return figure, {"height": f"{_height(mesh)}px"}, words.strip()
+        return figure, _size(mesh), words.strip()
 
     @app.callback(
         Output(ids.GO, "data", allow_duplicate=True),
@@ -110,8 +108,9 @@ def _world_size(trace: Trace, compared: RankComparison) -> int:
     return max(trace.manifest.world_size, 1 + max(one.rank for one in compared.ranks))
 
 
-def _height(mesh: Mesh) -> int:
-    return min(max(_ROW_PX * mesh.rows + 90, _LEAST_PX), _MOST_PX)
+def _size(mesh: Mesh) -> dict[str, str]:
+    height = min(max(_ROW_PX * mesh.rows + 90, _LEAST_PX), _MOST_PX)
+    return {"height": f"{height}px", "width": f"min(100%, {_COLUMN_PX * mesh.columns + 100}px)"}
 
 
 def summed_up(trace: Trace) -> list[Any]:

@@ -17,8 +17,8 @@ from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.ranks import curves, ranks
-from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.page import theme_of
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.page import theme_of, view_of
 from memprof_dashboard.pages import rank_parts
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.sources import MemprofError, Workspace
@@ -70,12 +70,7 @@ class RanksPage:
                 dcc.Interval(id=_TIMER, interval=500, disabled=False),
                 rank_parts.layout(trace),
                 html.Div(id=_REMARK),
-                dcc.Graph(
-                    id=_GRAPH,
-                    config=CONFIG,
-                    responsive=True,
-                    style={"height": f"{min(max(18 * len(trace.ranks), 120) + 220, 900)}px"},
-                ),
+                parts.graph(_GRAPH, f"{min(max(18 * len(trace.ranks), 120) + 220, 900)}px"),
                 html.Div(id=_AS_TABLE),
                 html.Div(_summed_up(trace), id=_SUMMED),
             ]
@@ -95,9 +90,7 @@ class RanksPage:
             Input(_TIMER, "n_intervals"),
         )
         def fill(window: Any, theme: Any, _: Any) -> Any:
-            if window is None:
-                return no_update, no_update, no_update, no_update
-            view = View.from_json(window)
+            view = view_of(window)
             try:
                 return self._filled(workspace, view, theme)
             except MemprofError as error:

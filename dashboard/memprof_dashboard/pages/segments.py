@@ -6,14 +6,14 @@ import weakref
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, html
 
 from memprof.trace.schema import NONE, Ints
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
+from memprof_dashboard.figures.address_map import address_map
 from memprof_dashboard.figures.bars import segments
-from memprof_dashboard.figures.shared import CONFIG
-from memprof_dashboard.page import or_sentence, theme_of
+from memprof_dashboard.page import or_sentence, theme_of, view_of
 from memprof_dashboard.palette import Theme
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View, shown
@@ -44,9 +44,7 @@ class SegmentsPage:
         @app.callback(Output(_BODY, "children"), Input(ids.CURSOR, "data"), Input(ids.THEME, "data"))
         @or_sentence
         def fill(cursor: Any, theme: Any) -> Any:
-            if cursor is None:
-                return no_update
-            view = View.from_json(cursor)
+            view = view_of(cursor)
             rank = workspace.rank(view.trace, view.rank)
             return _page(rank, self._history(rank), shown(view, rank).at, theme_of(theme))
 
@@ -82,16 +80,22 @@ def _page(rank: Rank, history: AllocatorHistory, at: int, theme: Theme) -> Any:
     return [
         html.P(verdict(fragments), className="segments-verdict"),
         html.Div([_fact(*fact) for fact in facts], className="facts"),
-        dcc.Graph(
-            id=_GRAPH,
-            figure=segments(fragments, rows, theme),
-            config=CONFIG,
-            responsive=True,
-            style={"height": "var(--segments-height)"},
-        ),
+        *_graphs(fragments, rows, theme),
         parts.note(f"{remark}{moment}"),
         _table(fragments, rows),
     ]
+
+
+def _graphs(fragments: Fragments, rows: Ints, theme: Theme) -> list[Any]:
+    """Returns the bars of the segments, and a map of the addresses of expandable ones, of which few hold everything."""
+    is_expandable = fragments.segments.is_expandable[rows]
+    drawn = []
+    if is_expandable.any():
+        height = f"{110 + 46 * int(is_expandable.sum())}px"
+        drawn.append(("segments-map", address_map(fragments, rows[is_expandable], theme), height))
+    if not is_expandable.all():
+        drawn.append((_GRAPH, segments(fragments, rows[~is_expandable], theme), "var(--segments-height)"))
+    return [parts.graph(name, height, figure=figure) for name, figure, height in drawn]
 
 
 def verdict(fragments: Fragments) -> str:

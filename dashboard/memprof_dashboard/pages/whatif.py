@@ -12,7 +12,6 @@ from memprof.errors import MemprofError
 from memprof.policies.registry import default_policies, policy_types
 from memprof.units import format_bytes, format_count
 from memprof_dashboard import ids, parts
-from memprof_dashboard.figures.shared import CONFIG
 from memprof_dashboard.figures.whatif import PlannerLine, planner_lines
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.sources import Workspace
@@ -74,12 +73,8 @@ class WhatIf:
                 html.H3("Find plans"),
                 html.Div(
                     [
-                        html.Label(
-                            [
-                                html.Span("budget"),
-                                dcc.Input(id=_BUDGET, type="text", placeholder="24GiB or 60%", maxLength=40),
-                            ],
-                            className="control",
+                        parts.control(
+                            "budget", dcc.Input(id=_BUDGET, type="text", placeholder="24GiB or 60%", maxLength=40)
                         ),
                         html.Button("Search", id=_SEARCH, type="button", className="main"),
                         html.Button("Stop", id=_STOP, type="button", disabled=True),
@@ -256,7 +251,7 @@ def register_planners(app: Dash, searches: PlanWorkspace) -> None:
                 "for them."
             ),
             *remarks,
-            dcc.Graph(id=_LINES, config=CONFIG, responsive=True, style={"height": "460px"}),
+            parts.graph(_LINES, "460px"),
             *plan_parts.planner_table(points),
         ]
 

@@ -9,8 +9,8 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.boxes import flame, treemap
-from memprof_dashboard.figures.shared import CONFIG, message
-from memprof_dashboard.page import theme_of
+from memprof_dashboard.figures.shared import message
+from memprof_dashboard.page import theme_of, view_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.side.detail import detail_of
 from memprof_dashboard.side.table import Order, chunk_of, table_of
@@ -18,6 +18,7 @@ from memprof_dashboard.sources import MemprofError, Rank, Workspace
 from memprof_dashboard.state import View, shown
 from memprof_dashboard.views.boxes import MOST_BOXES, Box, boxes_by_category, boxes_by_module, bytes_by_node
 from memprof_dashboard.views.code_boxes import boxes_by_code
+from memprof_dashboard.views.groups import storages_found
 
 #: Ways to show what is alive, by the name that stands in the URL.
 SHOWN = {"table": "Table", "flame": "Flame graph", "treemap": "Treemap"}
@@ -30,8 +31,11 @@ _CHUNK = "live-chunk"
 _PICTURE = "live-picture"
 _GRAPH = "boxes-graph"
 _REMARK = "boxes-remark"
+_ABOVE = "boxes-above"
 _AS_TABLE = "boxes-table"
 _MOST_ROWS = 200
+#: Groupings whose boxes are frames or lines of code.
+_OF_CODE = ("line", "stack")
 
 
 def grouped(rank: Rank) -> dict[str, str]:
@@ -65,9 +69,8 @@ class SidePanel:
                 html.Div(id=_TABLE, className="side-table"),
                 html.Div(
                     [
-                        dcc.Graph(
-                            id=_GRAPH, config=CONFIG | {"displayModeBar": False}, responsive=True, className="boxes"
-                        ),
+                        html.Div(id=_ABOVE, className="above"),
+                        parts.graph(_GRAPH, has_bar=False, className="boxes"),
                         html.Div(id=_REMARK),
                         html.Div(id=_AS_TABLE),
                     ],
@@ -85,9 +88,7 @@ class SidePanel:
 
         @app.callback(Output(_DETAIL, "children"), Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
         def fill(cursor: Any) -> Any:
-            if cursor is None:
-                return no_update, no_update
-            view = View.from_json(cursor)
+            view = view_of(cursor)
             try:
                 rank = workspace.rank(view.trace, view.rank)
                 detail = detail_of(rank, view, self._editor)
@@ -125,6 +126,7 @@ class SidePanel:
         @app.callback(
             Output(_PICTURE, "style"),
             Output(_GRAPH, "figure"),
+            Output(_ABOVE, "children"),
             Output(_REMARK, "children"),
             Output(_AS_TABLE, "children"),
             Input(ids.CURSOR, "data"),
@@ -133,26 +135,45 @@ class SidePanel:
         def draw(cursor: Any, theme: Any) -> Any:
             view = View.from_json(cursor)
             if cursor is None or view.side not in ("flame", "treemap") or view.storage >= 0:
-                return {"display": "none"}, no_update, no_update, no_update
+                return {"display": "none"}, *[no_update] * 4
             try:
                 rank = workspace.rank(view.trace, view.rank)
                 if not rank.history.ops:
-                    return {}, message("No operators were recorded.", theme_of(theme)), None, None
+                    return {}, message("No operators were recorded.", theme_of(theme)), None, None, None
                 at = shown(view, rank).at
-                boxes = self._boxes(rank, at, view.by)
+                boxes = self._boxes(rank, at, view)
             except MemprofError as error:
-                return {}, message("Cannot draw this chart.", theme_of(theme)), parts.error(str(error)), None
+                return {}, message("Cannot draw this chart.", theme_of(theme)), None, parts.error(str(error)), None
             figure = (flame if view.side == "flame" else treemap)(boxes, theme_of(theme), view.find)
-            return {}, figure, _remark(rank, at, boxes), _table(boxes)
+            return {}, figure, _above(rank, at, view), _remark(rank, at, boxes), _table(boxes)
 
-    def _boxes(self, rank: Rank, at: int, by: str) -> list[Box]:
-        if by in ("line", "stack"):
-            return boxes_by_code(rank, at, by_stack=by == "stack")
+    def _boxes(self, rank: Rank, at: int, view: View) -> list[Box]:
+        if view.by in _OF_CODE:
+            return boxes_by_code(rank, at, by_stack=view.by == "stack", is_inverted=_is_inverted(view))
         tree = rank.tree
         by_node = bytes_by_node(rank.history, tree, at)
-        if by == "category":
+        if view.by == "category":
             return boxes_by_category(by_node, tree, {name: fill_of(name).label for name in by_node})
         return boxes_by_module(by_node, tree)
+
+
+def _is_inverted(view: View) -> bool:
+    return view.side == "flame" and view.inverted == 1
+
+
+def _above(rank: Rank, at: int, view: View) -> list[Any]:
+    """Returns the button that turns a flame graph of code around, and the share of what matches the search."""
+    made: list[Any] = []
+    if view.side == "flame" and view.by in _OF_CODE:
+        is_inverted = _is_inverted(view)
+        label, title = ("callers first", "outermost frames on top") if is_inverted else ("invert", "operators on top")
+        made.append(parts.jump(label, title=title, inverted=int(not is_inverted)))
+    found = storages_found(rank, view.find)
+    if found is not None:
+        rows, total = rank.history.alive(at), max(int(rank.history.total[at]), 1)
+        size = int(rank.history.size[rows[found[rows]]].sum())
+        made.append(html.Span(f"{format_bytes(size)} match, {size / total:.1%}"))
+    return made
 
 
 def _remark(rank: Rank, at: int, boxes: list[Box]) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ class Box:
         size: Bytes, with all boxes inside.
         category: The category that most of it is of.
         find: What finds its storages by name; empty where no search does.
-        modules: How many modules it stands for, 0 for none.
+        split: Bytes by category of a box that holds no other.
     """
 
     parent: int
@@ -37,7 +37,7 @@ class Box:
     size: int
     category: str
     find: str = ""
-    modules: int = 0
+    split: Mapping[str, int] = field(default_factory=dict)
 
 
 class Nested(Protocol):
@@ -156,7 +156,6 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
     inside = tree.with_children(own[:, :-1])
     for node in kept.tolist():
         parent = int(tree.parent[node])
-        count = int(tree.counts[node])
         place[node] = len(boxes)
         boxes.append(
             Box(
@@ -165,7 +164,7 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
                 size=int(whole[node]),
                 category=_largest(split, inside[:, node]),
                 find=find_text(tree.title(node)),
-                modules=count,
+                split=_by_category(split, inside[:, node]),
             )
         )
     for node in kept[has_children[kept]].tolist():
@@ -174,13 +173,47 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
             amounts = inside[:, node] - inside[:, kept[tree.parent[kept] == node]].sum(axis=1)
             is_own = rest == int(own[:, node].sum())
             label = "own" if is_own else "own and smaller submodules"
-            boxes.append(Box(place[node], label, rest, _largest(split, amounts), boxes[place[node]].find))
+            found, parts = boxes[place[node]].find, _by_category(split, amounts)
+            boxes.append(Box(place[node], label, rest, _largest(split, amounts), found, split=parts))
     outside = own[:, -1]
     dropped = int(own.sum()) - int(outside.sum()) - int(whole[kept[tree.parent[kept] == NONE]].sum())
     if outside.any():
-        boxes.append(Box(outermost, OUTSIDE, int(outside.sum()), _largest(split, outside)))
+        parts = _by_category(split, outside)
+        boxes.append(Box(outermost, OUTSIDE, int(outside.sum()), _largest(split, outside), split=parts))
     if dropped:
         boxes.append(Box(outermost, "smaller modules", dropped, "unknown"))
+
+
+def simplified(boxes: Sequence[Box], labels: Callable[[str], str]) -> list[Box]:
+    """Returns boxes for a treemap: innermost ones split by category, a box around a single one of its size left out.
+
+    Args:
+        boxes: The boxes, outer ones before those inside them.
+        labels: Returns what people call a category.
+    """
+    inside: dict[int, list[int]] = {}
+    for place, box in enumerate(boxes):
+        inside.setdefault(box.parent, []).append(place)
+    made: list[Box] = []
+    waiting = deque([(NONE, 0)] if boxes else [])
+    while waiting:
+        parent, place = waiting.popleft()
+        box = boxes[place]
+        while box.parent != NONE and [boxes[one].size for one in inside.get(place, [])] == [box.size]:
+            (place,) = inside[place]
+            box = replace(boxes[place], label=f"{box.label} / {boxes[place].label}")
+        made.append(replace(box, parent=parent))
+        own = len(made) - 1
+        waiting += [(own, one) for one in inside.get(place, [])]
+        is_mixed = max(box.split.values(), default=box.size) < 0.95 * box.size
+        if place not in inside and is_mixed and box.size * MOST_BOXES > 4 * boxes[0].size:
+            by_size = sorted(box.split.items(), key=lambda part: -part[1])
+            made += [Box(own, labels(name), size, name) for name, size in by_size]
+    return made
+
+
+def _by_category(split: dict[str, Ints], amounts: Ints) -> dict[str, int]:
+    return {name: size for name, size in zip(split, amounts.tolist(), strict=True) if size}
 
 
 def _label(tree: ModuleTree, node: int) -> str:

@@ -24,20 +24,21 @@ class _Node:
         return sum(self.split.values())
 
 
-def boxes_by_code(rank: Rank, at: int, *, by_stack: bool) -> list[Box]:
+def boxes_by_code(rank: Rank, at: int, *, by_stack: bool, is_inverted: bool = False) -> list[Box]:
     """Returns the boxes of the code that allocated what is alive during an operator.
 
     Args:
         rank: The recording.
         at: The operator.
         by_stack: Nest the frames of each stack, outermost first, instead of files, lines and operators.
+        is_inverted: Nest them the other way around: operators outermost.
 
     Returns:
         The boxes, outermost first; the innermost sum to the bytes alive, with the kernel's workspace if positive.
     """
     root = _Node()
     for path, category, size in bytes_by_path(rank, at, by_stack=by_stack):
-        _put(root, path, category, size)
+        _put(root, path[::-1] if is_inverted else path, category, size)
     return _boxes(root)
 
 
@@ -90,5 +91,5 @@ def _boxes(root: _Node) -> list[Box]:
     boxes = []
     for parent, label, node in largest_nodes(root, "live bytes"):
         main = max(node.split, key=lambda name: node.split[name], default="unknown")
-        boxes.append(Box(parent, label, node.size, main, find=label if parent != NONE else ""))
+        boxes.append(Box(parent, label, node.size, main, find=label if parent != NONE else "", split=node.split))
     return boxes

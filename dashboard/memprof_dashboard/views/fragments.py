@@ -27,6 +27,9 @@ class Fragments:
         free: Bytes reserved but unallocated.
         hole: The largest hole in each, ``NONE`` where unknown.
         request_bytes: The largest request that failed until then, 0 where none did.
+        block_address: Address of each block that the events leave alive, ascending, shape ``(blocks,)``.
+        block_bytes: Its bytes.
+        is_block_used: Whether it is in use; otherwise it is pending free.
     """
 
     segments: Segments
@@ -35,6 +38,9 @@ class Fragments:
     free: Ints
     hole: Ints
     request_bytes: int
+    block_address: Ints
+    block_bytes: Ints
+    is_block_used: Bools
 
     @property
     def largest_hole(self) -> int:
@@ -110,7 +116,7 @@ class AllocatorHistory:
         events = self._events
         end = len(events) if op_id is None else self._fullest_moment(op_id)
         segments = self._segments_at(end)
-        start, size, used, awaiting = self._blocks_at(end, segments)
+        start, size, is_used, used, awaiting = self._blocks_at(end, segments)
         known = used + awaiting
         total = segments.total_size_bytes
         rest = np.minimum(self._unknown_bytes(segments), total - np.minimum(known, total))
@@ -119,7 +125,8 @@ class AllocatorHistory:
         is_exact = (rest == 0) & (free >= 0)
         hole = np.where((hole == NONE) & is_exact, _largest_gaps(segments, start, size), hole)
         failed = events.size_bytes[:end][events.action[:end] == "oom"]
-        return Fragments(segments, used + rest, awaiting, np.maximum(free, 0), hole, int(failed.max(initial=0)))
+        most = int(failed.max(initial=0))
+        return Fragments(segments, used + rest, awaiting, np.maximum(free, 0), hole, most, start, size, is_used)
 
     def _fullest_moment(self, op_id: int) -> int:
         """Returns how many events have happened when an operator holds most."""
@@ -195,8 +202,8 @@ class AllocatorHistory:
         asked = -(-events.size_bytes[rows[first]] // ROUNDING_BYTES) * ROUNDING_BYTES
         return address[first], np.where(known > 0, known, asked), made, np.minimum(requested, done), done
 
-    def _blocks_at(self, end: int, segments: Segments) -> tuple[Ints, Ints, Ints, Ints]:
-        """Returns address and size of the blocks that lie in segments, and bytes in use and awaiting by segment."""
+    def _blocks_at(self, end: int, segments: Segments) -> tuple[Ints, Ints, Bools, Ints, Ints]:
+        """Returns address, size and use of the blocks in segments, and bytes in use and awaiting by segment."""
         address, size, made, requested, done = self._lives
         is_alive = (made < end) & (done >= end)
         address, size, requested = address[is_alive], size[is_alive], requested[is_alive]
@@ -208,12 +215,12 @@ class AllocatorHistory:
         is_used = requested >= end
         np.add.at(used, row[is_used], size[is_used])
         np.add.at(awaiting, row[~is_used], size[~is_used])
-        return address, size, used, awaiting
+        return address, size, is_used, used, awaiting
 
     @cached_property
     def _unknown(self) -> dict[int, int]:
         """Bytes in use at the end in blocks that no event allocated, by the address of the segment."""
-        _, _, used, awaiting = self._blocks_at(len(self._events), self._last)
+        *_, used, awaiting = self._blocks_at(len(self._events), self._last)
         rest = np.maximum(self._last.active_size_bytes - used - awaiting, 0)
         return dict(zip(self._last.address.tolist(), rest.tolist(), strict=True))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from memprof_dashboard.page import theme_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace
-from memprof_dashboard.state import View, shown
+from memprof_dashboard.state import View, clock_of, shown
 from memprof_dashboard.summary_bar import budget_of, hover_text, phase_of
 from memprof_dashboard.views.groups import storages_found
 from memprof_dashboard.whatif.draft import draft_of, predicted_line
@@ -46,6 +46,19 @@ def stretches(workspace: Workspace, view: View) -> list[tuple[History, int, int]
     return found
 
 
+def held_at(history: History, at: int) -> dict[str, int]:
+    """Returns the bytes of each category during an operator."""
+    return {name: int(history.alive_bytes(name, np.array([at]))[0]) for name in history.categories}
+
+
+def on_axis(rank: Rank, view: View) -> Callable[[Any], Any]:
+    """Returns what turns operators, or places between them, into places on the timeline's x axis."""
+    clock = clock_of(view, rank)
+    if clock is None:
+        return lambda places: places
+    return lambda places: np.interp(places, np.arange(len(clock)), clock)
+
+
 def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     """Draws the selected recording.
 
@@ -61,7 +74,8 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         return _nothing(theme)
     if rank.is_end_state:
         return message("No history was recorded: only what is in use at the end is known.", theme_of(theme))
-    is_above = has_two(view)
+    is_above, to_x = has_two(view), on_axis(rank, view)
+    at = at if at >= 0 else now.at
     most, overlaid = 0, [*_predicted(workspace, rank, view)]
     if view.other >= 0:
         beside = workspace.rank(view.other, view.rank)
@@ -74,18 +88,28 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
     found = storages_found(rank, view.find)
     searched: Ints | None = None if found is None else history.bytes_of(found)
     marks = Marks(
-        at=at if at >= 0 else now.at,
+        at=float(to_x(at + 0.5)),
         budget_bytes=budget_of(view.budget, int(history.total.max())),
         capacity_bytes=_capacity(rank),
         most_bytes=most,
         device=_device(rank),
         searched=searched,
-        overlaid=tuple(overlaid),
+        overlaid=tuple(replace(one, edges=to_x(one.edges)) for one in overlaid),
         told=lambda op_id: hover_text(rank, op_id),
         title=workspace.source(view.trace).name if is_above else "",
         has_legend=not is_above,
+        held=held_at(history, at),
+        **_axis_of(rank, view),
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)
+
+
+def _axis_of(rank: Rank, view: View) -> dict[str, Any]:
+    """Returns the fields of ``Marks`` for the x axis of a recording of its own."""
+    clock, now = clock_of(view, rank), shown(view, rank)
+    if clock is None:
+        return {}
+    return {"clock": clock, "place": lambda ops: clock[ops], "axis": (float(clock[now.first]), float(clock[now.end]))}
 
 
 def _predicted(workspace: Workspace, rank: Rank, view: View) -> list[Overlaid]:
@@ -118,8 +142,9 @@ def other_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any
     aligned = _align(rank, beside, now.first, now.end)
     heights = [one.heights for one in _predicted(workspace, rank, view)]
     most = max(int(values.max()) for values in (rank.history.total[now.first : now.end], *heights))
+    to_x = on_axis(rank, view)
     marks = Marks(
-        at=at if at >= 0 else now.at,
+        at=float(to_x((at if at >= 0 else now.at) + 0.5)),
         budget_bytes=budget_of(view.budget, int(rank.history.total.max())),
         capacity_bytes=_capacity(beside),
         most_bytes=max(most, _capacity(rank)),
@@ -127,9 +152,10 @@ def other_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any
         title=name,
         has_legend=False,
         told=lambda op_id: f"operator {op_id:,}",
-        place=aligned.place,
+        clock=None if clock_of(view, rank) is None else beside.clock,
+        place=lambda ops: to_x(aligned.place(ops)),
         cuts=aligned.cuts,
-        axis=(now.first, now.end),
+        axis=(float(to_x(now.first)), float(to_x(now.end))),
     )
     return timeline(beside.history, aligned.first, aligned.end, theme_of(theme), marks)
 

@@ -156,18 +156,15 @@ def _form(offer: Offer, text: str) -> Any:
                 ]
             ),
             *(
-                html.Label(
-                    [
-                        html.Span(choice.name),
-                        dcc.Dropdown(
-                            [{"label": label, "value": name} for name, label in choice.modules.items()],
-                            modules.get(choice.name, []),
-                            id={"type": _MODULES, "policy": choice.name},
-                            multi=True,
-                            placeholder="choose modules",
-                        ),
-                    ],
-                    className="control",
+                parts.control(
+                    choice.name,
+                    dcc.Dropdown(
+                        [{"label": label, "value": name} for name, label in choice.modules.items()],
+                        modules.get(choice.name, []),
+                        id={"type": _MODULES, "policy": choice.name},
+                        multi=True,
+                        placeholder="choose modules",
+                    ),
                 )
                 for choice in offer.choices.values()
             ),

@@ -161,7 +161,7 @@ def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]
                 html.Div(
                     [
                         html.Div(id=_DETAIL),
-                        dcc.Graph(id=_STEP, config=CONFIG, responsive=True, style={"height": "300px"}),
+                        parts.graph(_STEP, "300px"),
                     ],
                     className="plan",
                 ),

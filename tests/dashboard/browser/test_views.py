@@ -34,7 +34,7 @@ def test_opens_at_the_peak_of_a_steady_step(show: Show, gpt: Served) -> None:
     shown.wait_drawn(FIRST, END)
     shown.wait_cursor(_peak(gpt))
     shown.wait_text("#readout", format_bytes(PEAK_BYTES))
-    assert shown.page.locator("#facts .facts-line [title]").first.get_attribute("title") == f"{PEAK_BYTES:,} B"
+    assert shown.page.locator("#facts h1 [title]").first.get_attribute("title") == f"{PEAK_BYTES:,} B"
     shown.wait_text("#facts h1", f"Peaks at {format_bytes(PEAK_BYTES)} in forward of step 4")
     assert_true_peak(shown, FIRST, END)
     figure = shown.figure()
@@ -173,6 +173,52 @@ def test_p_goes_to_the_peak_of_what_is_shown(look: Show, gpt: Served) -> None:
     shown.wait_cursor(10)
     shown.page.keyboard.press("p")
     shown.wait_cursor(_peak(gpt, 0, 300))
+
+
+def test_keys_work_after_a_tab_or_a_choice_was_clicked(look: Show, gpt: Served) -> None:
+    """The focus is on what was clicked, which keeps the arrows; all other keys go on working."""
+    shown = look(gpt, f"at={FIRST}")
+    shown.open_tab("blocks", "Lifetimes")
+    shown.page.keyboard.press("p")
+    shown.wait_cursor(_peak(gpt))
+    shown.page.locator("#side label", has_text="Treemap").click()
+    shown.wait_view(side="treemap")
+    shown.page.keyboard.press("f")
+    shown.wait_view(side="flame")
+    shown.page.keyboard.press("t")
+
+
+def test_pages_without_content_are_gray_and_say_why(look: Show, gpt: Served) -> None:
+    """One recording of a job of one process on the CPU."""
+    page = look(gpt).page
+    page.wait_for_selector("#tab-segments.is-empty")
+    grey = page.locator(".tabs .is-empty")
+    assert grey.all_text_contents() == ["Segments", "Diff", "Allocations", "Ranks"]
+    assert [one.get_attribute("title") for one in grey.all()] == [
+        "no caching allocator on CPU",
+        "needs two recordings",
+        "needs two recordings",
+        "recorded one process",
+    ]
+
+
+def test_time_is_an_axis(look: Show, gpt: Served) -> None:
+    """Over milliseconds: a drag zooms to the operators that run then, and a click puts the cursor where it is."""
+    shown = look(gpt)
+    clock = gpt.workspace.rank(0, -1).clock
+    assert clock is not None
+    shown.page.locator("#axis label", has_text="time").click()
+    shown.wait_view(axis="time")
+    shown.wait_idle()
+    figure = shown.figure()
+    assert figure["range"] == [clock[FIRST], clock[END]]
+    assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
+    shown.drag(0.25, 0.5)
+    shown.wait_idle()
+    low, high = np.searchsorted(clock, clock[FIRST] + np.array([0.25, 0.5]) * (clock[END] - clock[FIRST])).tolist()
+    assert [shown.view.first, shown.view.end] == pytest.approx([low - 1, high], abs=3)
+    shown.page.locator("#axis label", has_text="operators").click()
+    shown.wait_idle()
 
 
 def test_slash_goes_to_the_search_and_keys_inside_do_nothing(look: Show, gpt: Served) -> None:
