@@ -27,6 +27,19 @@ _MEMORY_PER_BYTE = 9
 _SUFFIXES = (".gz", ".json", ".pt.trace", ".trace", ".pickle", ".pkl", ".html")
 
 
+class _DeviceType(click.IntRange):
+    """The number of a device, or ``host`` for memory that torch pins there."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number, HOST for the host."""
+        from memprof.trace.importers.device import HOST, HOST_NAME
+
+        return HOST if value == HOST_NAME else super().convert(value, param, ctx)
+
+
 @click.command(
     "import",
     epilog="""\b
@@ -43,7 +56,9 @@ Examples:
     help="Write the recording here.  [default: the file's name with .memprof, in this folder]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the recording if it exists.")
-@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Import only this device.")
+@click.option(
+    "--device", type=_DeviceType(), metavar="N|host", help="Import only this device, or the host's pinned memory."
+)
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )

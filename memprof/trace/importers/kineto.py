@@ -12,14 +12,14 @@ import numpy as np
 
 from memprof.trace.importers.allocations import Allocations, Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
-from memprof.trace.importers.device import DeviceHistory, find_facts
+from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.frames import Stack, StackTable
 from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, ProfilerStep, parse_kineto, stacks_of
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
+from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Table
 from memprof.version import __version__
 
 _BACKEND = Backend(
@@ -136,8 +136,6 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     is_counted = name != "cpu" and all(event.allocated is not None for event in events)
     rest = rest if is_counted else 0
     blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
-    lives = find_lives(entries, blocks, rounding=1)
-    reserved = _reserved(events)
     notes = [
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
     ]
@@ -149,21 +147,10 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
     if has_cpu and any(event.device == "cpu" for event in trace.memory):
         notes.append("memory events of the CPU are left out.")
-    segments = Segments.empty()
-    end = Blocks.of_sizes(lives.requested[lives.free == NONE])
     return KinetoDevice(
         number=number,
-        history=DeviceHistory(
-            number=number,
-            name=name,
-            entries=entries,
-            segments=segments,
-            blocks=blocks,
-            annotations=[],
-            stacks=stacks,
-            lives=lives,
-            reserved=reserved,
-            facts=find_facts(name, entries, segments, end, 0, lives, reserved, knows_start=is_counted),
+        history=DeviceHistory.profiled(
+            number, name, entries, blocks, stacks, _reserved(events), knows_start=is_counted
         ),
         steps=[
             ProfilerStep(one.number, one.start_us + trace.base_us, one.end_us + trace.base_us) for one in trace.steps

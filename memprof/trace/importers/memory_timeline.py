@@ -11,14 +11,13 @@ import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json
-from memprof.trace.importers.allocations import Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
-from memprof.trace.importers.device import PROFILED_START, DeviceHistory, find_facts
+from memprof.trace.importers.device import PROFILED_START, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, StackTable
 from memprof.trace.importers.phases import find_phases
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
+from memprof.trace.schema import NONE, AllocatorEvents, Table
 from memprof.version import __version__
 
 #: torch's categories in the order of their columns (torch/profiler/_memory_profiler.py, _CATEGORY_TO_COLORS), as here.
@@ -211,19 +210,4 @@ def _history(name: str, times_us: list[float], pieces: list[_Pieces]) -> DeviceH
         [NO_STACK] * count,
         [one[4] for one in rows],
     )
-    lives = find_lives(entries, Blocks.of_sizes(entries.size[:0]), rounding=1)
-    blocks = Blocks.of_sizes(lives.requested[lives.free == NONE])
-    reserved = Reserved.unknown(count)
-    segments = Segments.empty()
-    return DeviceHistory(
-        number=0,
-        name=name,
-        entries=entries,
-        segments=segments,
-        blocks=Blocks.of_sizes(entries.size[:0]),
-        annotations=[],
-        stacks=StackTable(),
-        lives=lives,
-        reserved=reserved,
-        facts=find_facts(name, entries, segments, blocks, 0, lives, reserved, knows_start=False),
-    )
+    return DeviceHistory.profiled(0, name, entries, Blocks.of_sizes(entries.size[:0]), StackTable())

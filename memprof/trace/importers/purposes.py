@@ -170,14 +170,15 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
 def _beside_a_result(lives: Lives) -> Bools:
     """Returns which lives end before anything else is allocated, while what their operator made next to them stays.
 
-    Without a stack of Python's, as on autograd's threads, each is taken to have a result.
+    Where others have one, what has no stack of Python's is on autograd's threads, and taken to have a result.
     """
     rows = len(lives.stacks)
     stays = np.zeros(rows, dtype=np.bool_)
     stays[lives.created[(lives.created != NONE) & (lives.freed != lives.created)]] = True
     calls = [(stack.stack_id, stack.operator) for stack in lives.stacks]
-    as_next = np.array([*(a == b for a, b in pairwise(calls)), False], dtype=np.bool_)
-    has_result = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    as_next = np.array([*(a == b != (NONE, "") for a, b in pairwise(calls)), False], dtype=np.bool_)
+    is_bare = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    has_result = is_bare & ~is_bare.all()
     has_result |= as_next & np.append(stays[1:], False)
     has_result[1:] |= as_next[:-1] & stays[:-1]
     found: Bools = (lives.created != NONE) & (lives.freed == lives.created) & has_result[lives.created]

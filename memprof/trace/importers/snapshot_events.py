@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,25 @@ import numpy as np
 from memprof.trace.importers.columns import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Entries, check_dicts
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Annotations, Ints, Segments
+
+#: The keys that each part of a snapshot has, up to torch 2.15. All are read but those of ``UNREAD``.
+KEYS = {
+    "snapshot": {
+        "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces"
+    },
+    "segments": {
+        "device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
+        "segment_pool_id", "is_expandable", "frames", "blocks",
+    },
+    "blocks": {"address", "size", "requested_size", "state", "frames", "history"},
+    "entries": {
+        "action", "addr", "device_free", "size", "stream", "time_us", "frames", "compile_context", "user_metadata",
+        "internal_metadata", "pool_id", "category",
+    },
+    "frames": {"filename", "line", "name", "fx_node_op", "fx_node_name", "fx_original_trace"},
+}  # fmt: skip
+#: Where a segment was allocated is, but for memory that is gone, where its first block was.
+UNREAD = {"segments": {"frames"}}
 
 #: No device has as much memory: 1 TiB.
 _MOST_BYTES = 1 << 40
@@ -76,6 +96,8 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
     for ends in (lives.alloc, lives.free):
         block_bytes[old + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = old + len(entries)
+    internal = np.full(count, "", dtype=object)
+    internal[[old + row for row in entries.internal_metadata]] = list(entries.internal_metadata.values())
     return AllocatorEvents.of(
         index=np.concatenate((np.full(old, NONE), np.arange(len(entries)))),
         time_us=np.concatenate((np.full(old, np.nan), entries.time_us)),
@@ -90,6 +112,7 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
         stack_id=[*before.stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
         compile_context=[*[""] * old, *entries.compile_context],
         user_metadata=[*[""] * old, *entries.user_metadata],
+        internal_metadata=internal,
     )
 
 
@@ -159,6 +182,16 @@ def with_pools(entries: Entries, segments: Segments) -> Entries:
     )
     pools = np.where(inside, segments.segment_pool[place], "")
     return dataclasses.replace(entries, pool=pools.tolist())
+
+
+def unknown_keys(**found: Iterable[Any]) -> tuple[str, ...]:
+    """Returns a sentence on keys that torch up to 2.15 does not write; none where all are known.
+
+    Args:
+        found: Keys of each part of a snapshot, by the names of ``KEYS``.
+    """
+    new = {key for what, keys in found.items() for key in keys if type(key) is str and key not in KEYS[what]}
+    return (f"keys unknown to this version were left out: {', '.join(sorted(new))[:200]}.",) if new else ()
 
 
 def _overlapping(segments: list[Any]) -> int:
