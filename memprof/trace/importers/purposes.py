@@ -147,7 +147,8 @@ def find_purposes(lives: Lives) -> Purposes:
 def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     """Returns which lives of the history are cuBLAS's workspaces by their size: no others are made there.
 
-    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others.
+    Tensors have sizes that are powers of two, too: of these, few may stay, their stacks make no others of that size, and
+    name a product, or make something just before or after them: the product's result.
 
     Args:
         lives: The lives.
@@ -155,13 +156,18 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     """
     may = np.array([stack.makes_workspace is None for stack in lives.stacks], dtype=np.bool_)
     keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
+    is_product = np.array([stack.operator != "" for stack in lives.stacks], dtype=np.bool_)
+    if (keys != NONE).any():
+        pairs = keys[1:] == keys[:-1]
+        is_product |= np.append(pairs, False) | np.append(False, pairs)
     for size in cublas_workspace_sizes():
         same = (lives.size == size) & (lives.created != NONE)
         found = np.flatnonzero(same & mask & may[lives.created])
         made_by = keys[lives.created[found]]
         if size & (size - 1) == 0:
             again = [(keys[lives.created[same]] == key).sum() > 1 for key in made_by.tolist()]
-            found = found[(made_by == NONE) | ~np.array(again, dtype=np.bool_)] if len(found) <= _HANDLES else found[:0]
+            alone = (made_by == NONE) | ~np.array(again, dtype=np.bool_)
+            found = found[alone & is_product[lives.created[found]]] if len(found) <= _HANDLES else found[:0]
         if len(found):
             return np.isin(np.arange(len(mask)), found)
     return np.zeros(len(mask), dtype=np.bool_)
@@ -204,6 +210,8 @@ def _settle_by_size(lives: Lives, kept: Bools, category: Texts, how: Texts) -> N
     counts = Counter(lives.size[kept].tolist())
     gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
     for size in cublas_workspace_sizes():
+        if not gradients and size & (size - 1) == 0:
+            continue  # as large as many a weight of a model that is not trained
         extra = counts[size] % gradients[size] if gradients[size] else counts[size]
         if 0 < extra <= _HANDLES:
             rows = np.flatnonzero(kept & (lives.size == size))[:extra]
