@@ -99,7 +99,7 @@ def find_card(name: str) -> Card:
     architecture = architecture_of(machine.capability)
     if architecture is None:
         raise UsageError(
-            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.0 are "
+            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.1 are "
             "modelled. Omit --device, and check the dry run with --budget."
         )
     return Card(machine, architecture)
