@@ -22,6 +22,8 @@ from memprof.trace.importers.columns import (
     Entries,
 )
 from memprof.trace.importers.frames import StackTable
+from memprof.trace.importers.phases import FindPhases
+from memprof.trace.manifest import Backend
 from memprof.trace.schema import ACTIONS, NONE, Ints, Segments
 
 #: The number of host memory as a device, as torch writes it, and its name.
@@ -93,6 +95,27 @@ class DeviceHistory:
         placed = int((blocks.address != NONE).sum())
         facts = find_facts(name, entries, segments, end, placed, lives, reserved, knows_start=knows_start)
         return cls(number, name, entries, segments, blocks, [], stacks, lives, reserved, facts, remarks)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A device as a profile shows it.
+
+    Attributes:
+        history: Its history, with what to know of the file as remarks.
+        backend: What such a file contains.
+        reason: Why the capture is incomplete, a clause; "" where it is complete.
+        find_phases: Derives the steps and phases of its operators.
+        has_addresses: The file contains addresses.
+        device_name: Name of the device.
+    """
+
+    history: DeviceHistory
+    backend: Backend
+    reason: str
+    find_phases: FindPhases
+    has_addresses: bool
+    device_name: str
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from memprof.trace.importers.device import HOST, HOST_NAME, PROFILED_START, Devi
 from memprof.trace.importers.kineto import read_kineto
 from memprof.trace.importers.memory_timeline import read_timeline
 from memprof.trace.importers.phases import Phases, find_phases
-from memprof.trace.importers.snapshot import Progress, Snapshot, parse_snapshot
+from memprof.trace.importers.snapshot import Progress, Snapshot, read_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.importers.sniff import SNAPSHOT, TIMELINE, read_input
 from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, Table
+from memprof.trace.schema import NONE, AllocatorEvents, Table
 from memprof.units import format_bytes
 from memprof.version import __version__
 
@@ -98,26 +98,47 @@ def import_file(
     path = Path(path)
     kind, data = read_input(path)
     if kind == SNAPSHOT:
-        snapshot = parse_snapshot(path, data, on_progress, block_sizes)
+        snapshot = read_snapshot(path, data, on_progress, block_sizes)
         del data
         return _import_snapshot(path, snapshot, device, rank, on_progress)
-    if kind == TIMELINE:
-        timeline = read_timeline(path, data)
-        _choose(path, [timeline.history.number], device, rank)
-        ranks = [timeline.build(path, rank or 0, 1)]
-        return Imported(kind=kind, ranks=ranks, devices=[timeline.history.facts.to_json()], remarks=())
-    found = read_kineto(path, data, on_progress)
-    if len({one.number for one in found}) < len(found):
+    found = [read_timeline(path, data)] if kind == TIMELINE else read_kineto(path, data, on_progress)
+    histories = [one.history for one in found]
+    numbers = [one.number for one in histories]
+    if len(set(numbers)) < len(found):
         raise BadInputError(f"{path} has memory of several kinds of devices with one number; export one of them.")
-    chosen = _choose(path, [one.number for one in found], device, rank)
-    return Imported(
-        kind=kind,
-        ranks=[
-            one.build(path, one.number if rank is None else rank, len(chosen)) for one in found if one.number in chosen
-        ],
-        devices=[one.facts for one in found if one.number in chosen],
-        remarks=(),
-    )
+    chosen = _choose(path, numbers, device, rank)
+    ranks = []
+    for one, history in zip(found, histories, strict=True):
+        if history.number in chosen:
+            tables, phases = device_tables(history, one.find_phases)
+            if not one.has_addresses:
+                del tables[AllocatorEvents]
+            machine = Machine(device_name=one.device_name, device_kind=history.name.partition(":")[0])
+            manifest = Manifest(
+                backend=one.backend,
+                capture=Capture(is_complete=not one.reason, reason=one.reason),
+                notes=history.remarks,
+                **_common(path, history, phases, machine, rank, len(chosen)),
+            )
+            ranks.append((manifest, tables))
+    facts = [one.facts.to_json() for one in histories if one.number in chosen]
+    return Imported(kind=kind, ranks=ranks, devices=facts, remarks=())
+
+
+def _common(
+    path: Path, history: DeviceHistory, phases: Phases, machine: Machine, rank: int | None, world_size: int
+) -> dict[str, Any]:
+    """Returns what a manifest says of any file; ranks are numbered as devices where no rank is given."""
+    times = history.entries.time_us[~np.isnan(history.entries.time_us)]
+    return {
+        "memprof_version": __version__,
+        "created_us": float(times.min()) if len(times) else 0.0,
+        "target": path.name,
+        "machine": machine,
+        "rank": max(history.number, 0) if rank is None else rank,
+        "world_size": world_size,
+        "window": Window(steps=len(phases.starts)),
+    }
 
 
 def _import_snapshot(
@@ -136,7 +157,7 @@ def _import_snapshot(
             continue
         on_progress("building", place / len(every))
         tables, phases = device_tables(one, partial(find_phases, annotations=one.annotations))
-        manifest = device_manifest(path, snapshot, one, phases, max(one.number, 0) if rank is None else rank)
+        manifest = _manifest(path, snapshot, one, phases, rank)
         ranks.append((manifest, tables))
         name = "the host" if one.number == HOST else f"device {one.number}"
         if not one.facts.has_timeline:
@@ -145,7 +166,7 @@ def _import_snapshot(
                 f"shown. To record one, {HOW_TO_RECORD}."
             )
         if one.facts.missing_actions:
-            remarks.append(f"{name}: {missing_reason(one.facts)}.")
+            remarks.append(f"{name}: {_missing_reason(one.facts)}.")
         if one.facts.out_of_memory:
             remarks.append(f"{name} ran {manifest.capture.reason}.")
     if device is None and snapshot.host and HOST not in chosen:
@@ -185,41 +206,26 @@ def _pinned(host: DeviceHistory) -> str:
     )
 
 
-def device_manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Phases, rank: int) -> Manifest:
-    """Builds the manifest of one device.
-
-    Args:
-        path: The file.
-        snapshot: The snapshot.
-        device: The device.
-        phases: Its steps and phases.
-        rank: The rank to assign.
-    """
-    times = device.entries.time_us[~np.isnan(device.entries.time_us)]
+def _manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Phases, rank: int | None) -> Manifest:
     is_host = device.number == HOST
     notes = _notes(device, phases)
     if snapshot.host is not None and not is_host:
         notes.append(f"{_pinned(snapshot.host)} (memprof import --device {HOST_NAME}).")
+    machine = Machine(
+        device_name=_PINNED if is_host else "" if device.name == "cpu" else f"CUDA device {device.number}",
+        device_kind=device.name.partition(":")[0],
+        allocator_settings=snapshot.settings,
+    )
     return Manifest(
-        memprof_version=__version__,
         torch_version=snapshot.torch_version,
-        created_us=float(times.min(initial=np.inf)) if len(times) else 0.0,
-        target=path.name,
-        machine=Machine(
-            device_name=_PINNED if is_host else "" if device.name == "cpu" else f"CUDA device {device.number}",
-            device_kind=device.name.partition(":")[0],
-            allocator_settings=snapshot.settings,
-        ),
-        rank=rank,
-        world_size=1 if is_host else len(snapshot.devices),
         backend=_HOST_BACKEND if is_host else _BACKEND,
         capture=_capture(device.facts),
-        window=Window(steps=len(phases.starts)),
         notes=tuple(notes),
+        **_common(path, device, phases, machine, rank, 1 if is_host else len(snapshot.devices)),
     )
 
 
-def missing_reason(facts: DeviceFacts) -> str:
+def _missing_reason(facts: DeviceFacts) -> str:
     """Returns what the history leaves out, as a clause; "" where nothing that matters is missing."""
     if not facts.missing_actions:
         return ""
@@ -231,7 +237,7 @@ def missing_reason(facts: DeviceFacts) -> str:
 
 def _capture(facts: DeviceFacts) -> Capture:
     if not facts.out_of_memory:
-        reason = PROFILED_START if facts.start_allocated_bytes == NONE else missing_reason(facts)
+        reason = PROFILED_START if facts.start_allocated_bytes == NONE else _missing_reason(facts)
         return Capture(is_complete=not reason, reason=reason)
     last = facts.out_of_memory[-1]
     who = last.source or "code without a stack"
@@ -257,7 +263,7 @@ def _notes(device: DeviceHistory, phases: Phases) -> list[str]:
         notes.append(
             "the history is complete: recording began before the first allocation."
             if facts.history_complete
-            else f"{missing_reason(facts)}."
+            else f"{_missing_reason(facts)}."
             if facts.missing_actions
             else f"recording began with {_count(facts.start_requested_bytes)} requested bytes in use already and "
             f"{_count(facts.start_reserved_bytes)} reserved; the peak is that of the recorded window."

@@ -147,8 +147,8 @@ def find_purposes(lives: Lives) -> Purposes:
 def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     """Returns which lives of the history are cuBLAS's workspaces by their size: no others are made there.
 
-    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others of that size,
-    but name a product, or make something just before or after them: the product's result.
+    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others of that
+    size, but name a product, or make something just before or after them: the product's result.
 
     Args:
         lives: The lives.

@@ -35,6 +35,13 @@ from memprof.trace.schema import Ints, Segments
 #: Called with the current activity, and the share completed.
 Progress = Callable[[str, float], None]
 
+#: Versions of torch by the latest key they added: one of the file, others of its entries.
+_VERSIONS = {
+    "host_segments": "2.14 or later",
+    "pool_id": "2.12 or later",
+    "user_metadata": "2.10 or 2.11",
+    "compile_context": "2.8 or 2.9",
+}
 #: Keys of ``allocator_settings`` and the options they are: switches, and sizes in bytes.
 _SWITCHES = (
     "expandable_segments",
@@ -69,43 +76,37 @@ class Snapshot:
 
 
 def read_snapshot(
-    path: Path, on_progress: Progress = lambda what, share: None, block_sizes: BlockSizes | None = None
-) -> Snapshot:
-    """Reads a snapshot from a file.
-
-    Args:
-        path: The file.
-        on_progress: Called from time to time.
-        block_sizes: Determines block sizes; the allocator's rounding where left out.
-
-    Raises:
-        BadInputError: It is not a snapshot, is damaged, or has invalid content.
-    """
-    kind, data = read_input(path)
-    if kind != SNAPSHOT:
-        raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
-    return parse_snapshot(path, data, on_progress, block_sizes)
-
-
-def parse_snapshot(
     path: Path,
-    data: bytes,
+    data: bytes | None = None,
     on_progress: Progress = lambda what, share: None,
     block_sizes: BlockSizes | None = None,
 ) -> Snapshot:
-    """Reads a snapshot from the bytes of its pickle.
+    """Reads a snapshot.
 
     Args:
-        path: Name of the file, for errors.
-        data: The pickle.
+        path: The file.
+        data: Its pickle, where it was read before.
         on_progress: Called from time to time.
         block_sizes: Determines block sizes; the allocator's rounding where left out.
 
     Raises:
         BadInputError: It is not a snapshot, is damaged, or has invalid content.
     """
+    if data is None:
+        kind, data = read_input(path)
+        if kind != SNAPSHOT:
+            raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
     with _without_collector():
-        return _parse(path, data, on_progress, block_sizes)
+        try:
+            loaded = load_plain(data, lambda share: on_progress("checking", share))
+        except RefusedError as refusal:
+            place = f" (byte {refusal.position:,})" if refusal.position else ""
+            raise BadInputError(f"{path} is not a memory snapshot, or is damaged: {refusal.reason}{place}.") from None
+        del data
+        try:
+            return _from_plain(loaded, on_progress, block_sizes)
+        except BadInputError as error:
+            raise BadInputError(f"{path}: {error}") from None
 
 
 @contextmanager
@@ -118,19 +119,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if is_on:
             gc.enable()
-
-
-def _parse(path: Path, data: bytes, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
-    try:
-        loaded = load_plain(data, lambda share: on_progress("checking", share))
-    except RefusedError as refusal:
-        place = f" (byte {refusal.position:,})" if refusal.position else ""
-        raise BadInputError(f"{path} is not a memory snapshot, or is damaged: {refusal.reason}{place}.") from None
-    del data
-    try:
-        return _from_plain(loaded, on_progress, block_sizes)
-    except BadInputError as error:
-        raise BadInputError(f"{path}: {error}") from None
 
 
 def _from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
@@ -275,14 +263,9 @@ def _torch_version(loaded: dict[str, Any], traces: list[Any]) -> str:
         ),
         {},
     )
-    if "host_segments" in loaded:
-        return "2.14 or later"
-    if "pool_id" in keys:
-        return "2.12 or later"
-    if "user_metadata" in keys:
-        return "2.10 or 2.11"
-    if "compile_context" in keys:
-        return "2.8 or 2.9"
+    for key, version in _VERSIONS.items():
+        if key in (loaded if key == "host_segments" else keys):
+            return version
     if "external_annotations" in loaded:
         return "2.5 or 2.6" if keys else "2.5 or later"
     if "allocator_settings" in loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import HOST, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
 from memprof.trace.importers.metadata import noted_of_lives, noted_phases
-from memprof.trace.importers.phases import Phases, step_table
+from memprof.trace.importers.phases import FindPhases, Phases, step_table
 from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
 from memprof.trace.schema import (
@@ -64,10 +64,6 @@ class _Rows:
 
     def __len__(self) -> int:
         return len(self.entry)
-
-
-#: Derives the steps and phases of operators from their stacks and times.
-FindPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
 def device_tables(
