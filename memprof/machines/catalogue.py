@@ -116,7 +116,9 @@ def accelerators() -> tuple[Accelerator, ...]:
     for name, row in tomllib.loads(text).items():
         same = rows[row["like"]] if "like" in row else {}
         own = row | row.pop("chip", {}) | row.pop("memory", {}) | row.pop("links", {})
-        rows[name] = {key: value for key, value in same.items() if key not in _OWN} | own
+        own = {key: value for key, value in same.items() if key not in _OWN} | own
+        sizes = own["gib"] if isinstance(own["gib"], list) else ()
+        rows |= {f"{name} {gib}GB": own | {"gib": gib} for gib in sizes} or {name: own}
     return tuple(_read(name, row) for name, row in rows.items())
 
 

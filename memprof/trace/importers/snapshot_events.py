@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -37,26 +36,12 @@ UNREAD = {"segments": {"frames"}}
 _MOST_BYTES = 1 << 40
 
 
-@dataclass(frozen=True, eq=False)
-class _Before:
-    """Blocks that existed before the history, in the order of its first events; each column of shape ``(events,)``.
+def _before(device: DeviceHistory) -> tuple[Ints, ...]:
+    """Returns the first events of blocks that existed before the history, each of shape ``(events,)``.
 
-    Attributes:
-        action: Action code: each is allocated, and those that were pending free are freed, too.
-        address: First byte.
-        requested: Requested bytes.
-        allocated: Bytes of the block.
-        stack_id: Allocation stack.
+    They are action codes (each is allocated, and those that were pending free are freed, too), addresses, requested and
+    allocated bytes, and stacks of the allocations.
     """
-
-    action: Ints
-    address: Ints
-    requested: Ints
-    allocated: Ints
-    stack_id: Ints
-
-
-def _before(device: DeviceHistory) -> _Before:
     entries, lives, blocks = device.entries, device.lives, device.blocks
     old = np.flatnonzero(lives.alloc == NONE)
     # Without addresses, as in profiler traces, there is nothing to record about a block.
@@ -68,13 +53,16 @@ def _before(device: DeviceHistory) -> _Before:
     is_about = np.isin(entries.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED))
     pending = np.flatnonzero(blocks.is_pending & ~np.isin(blocks.address, entries.address[is_about]))
     stack_ids = np.array([stack.stack_id for stack in blocks.stacks] + [NONE], dtype=np.int64)
-    return _Before(
-        action=np.repeat([ALLOC, FREE_REQUESTED], [len(old) + len(pending), len(pending)]),
-        address=np.concatenate((address, blocks.address[pending], blocks.address[pending])),
-        requested=np.concatenate((lives.requested[old], blocks.requested[pending], blocks.requested[pending])),
-        allocated=np.concatenate((lives.allocated[old], blocks.size[pending], blocks.size[pending])),
-        stack_id=stack_ids[np.concatenate((block, pending, pending))],
+    twice = (
+        np.concatenate((first, second[pending], second[pending]))
+        for first, second in (
+            (address, blocks.address),
+            (lives.requested[old], blocks.requested),
+            (lives.allocated[old], blocks.size),
+        )
     )
+    action = np.repeat([ALLOC, FREE_REQUESTED], [len(old) + len(pending), len(pending)])
+    return action, *twice, stack_ids[np.concatenate((block, pending, pending))]
 
 
 def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
@@ -84,15 +72,16 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
         device: The device.
         row_of: Operator at or before each entry of its history.
     """
-    entries, lives, before = device.entries, device.lives, _before(device)
-    old = len(before.action)
+    entries, lives = device.entries, device.lives
+    action, address, requested, allocated, stack_id = _before(device)
+    old = len(action)
     streams, pools = np.zeros(old, dtype=np.int64), np.full(old, "", dtype=object)
     if len(device.segments):
         by_address = np.argsort(device.segments.address, kind="stable")
         first = device.segments.address[by_address]
-        place = by_address[np.maximum(np.searchsorted(first, before.address, side="right") - 1, 0)]
+        place = by_address[np.maximum(np.searchsorted(first, address, side="right") - 1, 0)]
         streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
-    block_bytes = np.append(before.allocated, np.full(len(entries), NONE))
+    block_bytes = np.append(allocated, np.full(len(entries), NONE))
     for ends in (lives.alloc, lives.free):
         block_bytes[old + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = old + len(entries)
@@ -102,14 +91,14 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
         index=np.concatenate((np.full(old, NONE), np.arange(len(entries)))),
         time_us=np.concatenate((np.full(old, np.nan), entries.time_us)),
         device=[device.name] * count,
-        action=np.array(ACTIONS, dtype=object)[np.append(before.action, entries.action)],
-        address=np.concatenate((before.address, entries.address)),
-        size_bytes=np.concatenate((before.requested, entries.size)),
+        action=np.array(ACTIONS, dtype=object)[np.append(action, entries.action)],
+        address=np.concatenate((address, entries.address)),
+        size_bytes=np.concatenate((requested, entries.size)),
         block_bytes=block_bytes,
         stream=np.concatenate((streams, entries.stream)),
         pool=[*pools.tolist(), *entries.pool],
         op_id=np.concatenate((np.full(old, NONE), row_of)),
-        stack_id=[*before.stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
+        stack_id=[*stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
         compile_context=[*[""] * old, *entries.compile_context],
         user_metadata=[*[""] * old, *entries.user_metadata],
         internal_metadata=internal,
