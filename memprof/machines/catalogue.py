@@ -42,7 +42,7 @@ _MAKERS = re.compile(r"apple|nvidia|amd|intel|huawei|ascend|geforce|rtx|tesla|qu
 _REST = re.compile(r"x?(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?")
 
 #: What of a machine is not that of another with the same chip.
-_OWN = {"like", "aliases", "note", "usable_gib", "usable_source"}
+_OWN = {"like", "aliases", "note", "usable_gib"}
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,8 @@ def _listed(names: list[str]) -> str:
 
 def _read(name: str, row: dict[str, Any]) -> Accelerator:
     """Converts the data sheet's units to bytes and microseconds: 1 GB/s is 1000 bytes per microsecond."""
+    sources = row["source"]
+    source, usable_source = (sources, "") if isinstance(sources, str) else sources
     return Accelerator(
         name=name,
         capability=row.get("capability", ""),
@@ -205,7 +207,7 @@ def _read(name: str, row: dict[str, Any]) -> Accelerator:
         host_bytes_per_us=row.get("host_gb_s", 0) * 1e3,
         peer_bytes_per_us=row.get("peer_gb_s", 0) * 1e3,
         flops_per_us=MappingProxyType({kind: rate * 1e6 for kind, rate in row.get("tflops", {}).items()}),
-        source=row["source"],
-        usable_source=row.get("usable_source", ""),
+        source=source,
+        usable_source=usable_source if "usable_gib" in row else "",
         note=row.get("note", ""),
     )

@@ -244,6 +244,7 @@ LARGEST = (
     Column("name", None, TEXT, lambda one: one.name or None),
     Column("module", None),
     shown("name or module", NAME, lambda one: one.name or one.module_title, key="title"),
+    Column("metadata", "metadata", NAME, lambda one: one.metadata or None, is_optional=True),
     Column("shape", None, TEXT, lambda one: one.shape or None),
     Column("dtype", None, TEXT, lambda one: one.dtype or None),
     shown("tensor", TEXT, lambda one: f"{one.shape} {one.dtype}".strip()),

@@ -71,7 +71,8 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one), a profiler's
     trace with memory events (torch.profiler with profile_memory=True) or its memory timeline (export_memory_timeline),
     as it is or compressed (gzip, xz, bzip2). The format is detected from content; pickles are never executed. Each
-    device becomes a rank of the recording.
+    device becomes a rank of the recording; memory that torch pinned on the host is shown, and imported with --device
+    host.
     """
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")

@@ -20,7 +20,7 @@ from memprof.trace.importers.phases import Phases, find_phases
 from memprof.trace.importers.snapshot import Progress, Snapshot, read_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.importers.sniff import SNAPSHOT, TIMELINE, read_input
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
+from memprof.trace.manifest import PINNED, Backend, Capture, Machine, Manifest, Window
 from memprof.trace.schema import NONE, AllocatorEvents, Table
 from memprof.units import format_bytes
 from memprof.version import __version__
@@ -52,8 +52,8 @@ HOW_TO_RECORD = (
 )
 
 
-#: What pinned memory of the host is called as a device, and how many lines of it are named in a clause.
-_PINNED, _LINES = "pinned host memory", 3
+#: How many lines of pinned memory are named in a clause.
+_LINES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +200,7 @@ def _pinned(host: DeviceHistory) -> str:
         held[stack.place or "(no stack)"] += size
     lines = ", ".join(f"{line} {format_bytes(size)}" for line, size in held.most_common(_LINES))
     return (
-        f"{_PINNED}: peak {format_bytes(facts.peak_allocated_bytes)} in use for "
+        f"{PINNED}: peak {format_bytes(facts.peak_allocated_bytes)} in use for "
         f"{format_bytes(facts.peak_requested_bytes)} requested, {format_bytes(facts.peak_reserved_bytes)} reserved"
         f"{f'; at the end {lines}' if lines else ''}"
     )
@@ -212,7 +212,7 @@ def _manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Pha
     if snapshot.host is not None and not is_host:
         notes.append(f"{_pinned(snapshot.host)} (memprof import --device {HOST_NAME}).")
     machine = Machine(
-        device_name=_PINNED if is_host else "" if device.name == "cpu" else f"CUDA device {device.number}",
+        device_name=PINNED if is_host else "" if device.name == "cpu" else f"CUDA device {device.number}",
         device_kind=device.name.partition(":")[0],
         allocator_settings=snapshot.settings,
     )

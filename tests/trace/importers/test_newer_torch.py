@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from memprof.analysis.report.report import build_report
+from memprof.analysis.report.table_rows import find_largest
+from memprof.cli.main import main
 from memprof.errors import UsageError
 from memprof.trace.importers import import_file
 from memprof.trace.importers.device import HOST
@@ -46,7 +48,7 @@ def opened(tmp_path: Path, content: Any, device: int | None = None) -> Trace:
     return Trace.open(path)
 
 
-def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path) -> None:
+def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its figures are beside those of the card, whose recording names its line, and it can be imported itself."""
     content = small_job() | pinned()
     result = import_file(write(tmp_path / "snapshot.pickle", content))
@@ -65,6 +67,8 @@ def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path) -> None:
     report = build_report(trace)
     assert report.at_peak.moment.allocated_bytes == 12 * MIB
     assert report.reserved_bytes == 12 * MIB
+    assert main(["report", str(trace.path), "--allocator"]) == 2
+    assert "blocks are never split" in capsys.readouterr().err
     assert [part.key and part.key.place for part in report.at_peak.by_source.parts] == ["data.py:7"]
 
 
@@ -122,7 +126,9 @@ def test_what_the_job_noted_is_in_columns_and_a_split(tmp_path: Path) -> None:
     assert events.user_metadata[-2] == '{"phase":"rollout"}'
     noted = ['{"phase":"forward","layer":3}; saved for backward; h.3.out', '{"phase":"rollout"}']
     assert trace.table(Storages).metadata.tolist() == noted
-    split = build_report(trace).at_peak.by_metadata
+    report = build_report(trace)
+    assert [one.metadata for one in find_largest(report.shown.holding, report.sources, 9)] == noted[1:]
+    split = report.at_peak.by_metadata
     assert [(part.key, part.bytes) for part in split.parts] == [(noted[1], 2 * MIB)]
     assert not any("left out" in note for note in trace.manifest.notes)
 
