@@ -31,6 +31,7 @@ CONTEXT_BYTES = 768 * 2**20
 LEAST_USABLE_SHARE = 0.91
 #: The same of what Metal recommends, on Apple's machines: 10.66 of 16 GiB.
 LEAST_METAL_SHARE = 0.666
+_APPLE, _METAL = "Apple ", "unified memory: Metal's recommended maximum"
 
 #: Least compute capability with bfloat16 in hardware.
 _FIRST_BF16 = 8.0
@@ -105,7 +106,7 @@ class Accelerator:
 
     @property
     def _least_share(self) -> float:
-        return LEAST_METAL_SHARE if self.name.startswith("Apple") else LEAST_USABLE_SHARE
+        return LEAST_METAL_SHARE if self.name.startswith(_APPLE) else LEAST_USABLE_SHARE
 
 
 @cache
@@ -209,5 +210,5 @@ def _read(name: str, row: dict[str, Any]) -> Accelerator:
         flops_per_us=MappingProxyType({kind: rate * 1e6 for kind, rate in row.get("tflops", {}).items()}),
         source=source,
         usable_source=usable_source if "usable_gib" in row else "",
-        note=row.get("note", ""),
+        note=_METAL if name.startswith(_APPLE) else row.get("note", ""),
     )
