@@ -13,7 +13,8 @@ from memprof.trace.importers.columns import ALLOC, FREE_COMPLETED, FREE_REQUESTE
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Annotations, Ints, Segments
 
-#: The keys that each part of a snapshot has, up to torch 2.15. All are read but those of ``UNREAD``.
+#: The keys that each part of a snapshot has, up to torch 2.15. All are read but the frames of segments: where one was
+#: allocated is where its first block was.
 KEYS = {
     "snapshot": {
         "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces"
@@ -29,8 +30,6 @@ KEYS = {
     },
     "frames": {"filename", "line", "name", "fx_node_op", "fx_node_name", "fx_original_trace"},
 }  # fmt: skip
-#: Where a segment was allocated is, but for memory that is gone, where its first block was.
-UNREAD = {"segments": {"frames"}}
 
 #: No device has as much memory: 1 TiB.
 _MOST_BYTES = 1 << 40
