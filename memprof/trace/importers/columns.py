@@ -159,8 +159,6 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         kept = [place for place, name in enumerate(names) if name in _CODES]
         raw, actions = [raw[place] for place in kept], [names[place] for place in kept]
     keys = keys_of(raw)
-    contexts = _texts(raw, "compile_context")
-    running = {context: context.replace(_NO_CONTEXT, "") for context in set(contexts)}
     remarked = [row for row, one in enumerate(raw) if "internal_metadata" in one] if "internal_metadata" in keys else []
     address = _column(raw, "addr", None)
     if None in address:
@@ -174,7 +172,7 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         pool=_pools(_column(raw, "pool_id", None)),
         stacks=stacks.stacks(_column(raw, "frames", None)),
         unknown=unknown,
-        compile_context=list(map(running.__getitem__, contexts)),
+        compile_context=_contexts(raw),
         user_metadata=_texts(raw, "user_metadata"),
         internal_metadata={row: metadata_text(raw[row]["internal_metadata"]) for row in remarked},
         category=_categories(raw) if "category" in keys else None,
@@ -315,14 +313,23 @@ def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:
         return [one.get(key, missing) for one in raw]
 
 
+def _contexts(raw: Sequence[Any]) -> list[str]:
+    contexts = _texts(raw, "compile_context")
+    running = {context: context.replace(_NO_CONTEXT, "") for context in set(contexts)}
+    return list(map(running.__getitem__, contexts))
+
+
 def _texts(raw: Sequence[Any], key: str) -> list[str]:
     values = _column(raw, key, "")
     return values if set(map(type, values)) <= {str} else list(map(metadata_text, values))
 
 
 def _pools(values: Sequence[Any]) -> list[str]:
-    texts: dict[Any, str] = {}
-    return [""] * len(values) if set(map(type, values)) <= {type(None)} else [_pool(one, texts) for one in values]
+    kinds, texts = set(map(type, values)), dict[Any, str]()
+    if kinds <= {tuple}:  # of whole numbers, as in every pickle that is loaded
+        known = {one: _pool(one, texts) for one in set(values)}
+        return list(map(known.__getitem__, values))
+    return [""] * len(values) if kinds <= {type(None)} else [_pool(one, texts) for one in values]
 
 
 def _pool(value: Any, texts: dict[Any, str]) -> str:

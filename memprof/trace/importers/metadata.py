@@ -16,7 +16,7 @@ from memprof.trace.schema import NONE, Texts
 _BETWEEN = "; "
 
 
-def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> list[str]:
+def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> Texts:
     """Returns what the job noted of each life: metadata of its allocation, then its annotations, "" for nothing.
 
     Args:
@@ -25,20 +25,20 @@ def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> list
         lives: Lives of its blocks.
     """
     if not any(entries.user_metadata):
-        return [""] * len(lives)
+        return np.full(len(lives), "", dtype=object)
     noted = ["" if entry == NONE else entries.user_metadata[entry] for entry in lives.alloc.tolist()]
     about: dict[int, list[int]] = {}
     for row in np.flatnonzero(entries.action == ANNOTATE).tolist():
         about.setdefault(int(entries.address[row]), []).append(row)
     if not about:
-        return noted
+        return np.array(noted, dtype=object)
     first, last = lives.alloc.tolist(), np.where(lives.free == NONE, len(entries), lives.free).tolist()
     for life, block in enumerate(lives.block.tolist()):
         entry = next((one for one in (first[life], int(lives.free[life])) if one != NONE), NONE)
         address = int(blocks.address[block] if entry == NONE else entries.address[entry])
         found = [entries.user_metadata[row] for row in about.get(address, ()) if first[life] < row < last[life]]
         noted[life] = _BETWEEN.join(dict.fromkeys(text for text in (noted[life], *found) if text))
-    return noted
+    return np.array(noted, dtype=object)
 
 
 def noted_phases(metadata: Sequence[str]) -> Texts:

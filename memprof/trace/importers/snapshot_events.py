@@ -84,22 +84,24 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
     for ends in (lives.alloc, lives.free):
         block_bytes[old + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = old + len(entries)
-    internal = np.full(count, "", dtype=object)
+    pool, context, metadata, internal = (np.full(count, "", dtype=object) for _ in range(4))
+    pool[:old], pool[old:] = pools, entries.pool
+    context[old:], metadata[old:] = entries.compile_context, entries.user_metadata
     internal[[old + row for row in entries.internal_metadata]] = list(entries.internal_metadata.values())
     return AllocatorEvents.of(
         index=np.concatenate((np.full(old, NONE), np.arange(len(entries)))),
         time_us=np.concatenate((np.full(old, np.nan), entries.time_us)),
-        device=[device.name] * count,
+        device=np.full(count, device.name, dtype=object),
         action=np.array(ACTIONS, dtype=object)[np.append(action, entries.action)],
         address=np.concatenate((address, entries.address)),
         size_bytes=np.concatenate((requested, entries.size)),
         block_bytes=block_bytes,
         stream=np.concatenate((streams, entries.stream)),
-        pool=[*pools.tolist(), *entries.pool],
+        pool=pool,
         op_id=np.concatenate((np.full(old, NONE), row_of)),
         stack_id=[*stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
-        compile_context=[*[""] * old, *entries.compile_context],
-        user_metadata=[*[""] * old, *entries.user_metadata],
+        compile_context=context,
+        user_metadata=metadata,
         internal_metadata=internal,
     )
 

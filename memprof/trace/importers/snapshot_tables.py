@@ -83,7 +83,8 @@ def device_tables(
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
     phases = find_phases(rows.stacks, rows.time_us)
     named = _named_phases(device, rows)
-    phases = replace(phases, phase=np.where(np.isin(named, TRAINING), named, phases.phase))
+    is_training = np.logical_or.reduce([named == name for name in TRAINING])  # faster than isin, which sorts texts
+    phases = replace(phases, phase=np.where(is_training, named, phases.phase))
     # The rows of an end state are in no order of time.
     stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
     called = find_modules(stacks, phases.step, phases.phase)
@@ -127,6 +128,8 @@ def _timeline(device: DeviceHistory) -> _Rows:
 def _named_phases(device: DeviceHistory, rows: _Rows) -> Texts:
     """Returns the phase that the metadata of each operator's allocation names, "" where it names none."""
     metadata = device.entries.user_metadata
+    if not any(metadata):
+        return np.full(len(rows), "", dtype=object)
     return noted_phases(["" if entry == NONE else metadata[entry] for entry in rows.entry.tolist()])
 
 
@@ -195,7 +198,7 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, called: Called
         allocated_bytes=lives.allocated[order],
         created_op_id=rows.created[order],
         freed_op_id=rows.freed[order],
-        metadata=np.array(noted_of_lives(device.entries, device.blocks, lives), dtype=object)[order],
+        metadata=noted_of_lives(device.entries, device.blocks, lives)[order],
     )
 
 
