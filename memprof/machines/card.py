@@ -99,7 +99,7 @@ def find_card(name: str) -> Card:
     architecture = architecture_of(machine.capability)
     if architecture is None:
         raise UsageError(
-            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.0 are "
+            f"dry runs on {machine.name} are unsupported: only NVIDIA devices of compute capability 7.0 to 12.1 are "
             "modelled. Omit --device, and check the dry run with --budget."
         )
     return Card(machine, architecture)
@@ -153,17 +153,18 @@ def cublas_workspace_sizes() -> tuple[int, ...]:
 def _by_capability() -> dict[str, Architecture]:
     return {
         capability: Architecture(
-            name=row["name"],
-            threads=row["threads"],
-            blocks=row["blocks"],
-            shared_bytes=row["shared_kib"] << 10,
-            older_workspace_bytes=row.get("older_workspace", row["cublas_workspace"]),
-            cublas_workspace_bytes=row["cublas_workspace"],
-            attention=tuple(row["attention"]),
-            flash_backward_width=row["flash_backward"],
-            has_bf16_attention=row["bf16"],
+            name=name,
+            threads=row["multiprocessor"]["threads"],
+            blocks=row["multiprocessor"]["blocks"],
+            shared_bytes=row["multiprocessor"]["shared_kib"] << 10,
+            older_workspace_bytes=row["cublas"].get("older_workspace", row["cublas"]["workspace"]),
+            cublas_workspace_bytes=row["cublas"]["workspace"],
+            attention=tuple(row["attention"]["kernels"]),
+            flash_backward_width=row["attention"]["flash_backward"],
+            has_bf16_attention=row["attention"]["bf16"],
         )
-        for row in _read()["architecture"]
+        for name, row in _read().items()
+        if name != "version"
         for capability in row["capabilities"]
     }
 

@@ -29,12 +29,21 @@ CONTEXT_BYTES = 768 * 2**20
 #: Share of memory available to torch, where no figure is published for the machine: the smallest published share (T4:
 #: 14.56 of 16 GiB).
 LEAST_USABLE_SHARE = 0.91
+#: The same of what Metal recommends, on Apple's machines: 10.66 of 16 GiB.
+LEAST_METAL_SHARE = 0.666
+_APPLE, _METAL = "Apple ", "unified memory: Metal's recommended maximum"
 
 #: Least compute capability with bfloat16 in hardware.
 _FIRST_BF16 = 8.0
 
 #: Words that do not distinguish machines.
-_MAKERS = re.compile(r"apple|nvidia|amd|geforce|rtx|tesla|quadro|instinct|radeon|graphics")
+_MAKERS = re.compile(r"apple|nvidia|amd|intel|huawei|ascend|geforce|rtx|tesla|quadro|instinct|radeon|\brx|graphics")
+
+#: What a name may leave out: the rest tells devices of one chip apart.
+_REST = re.compile(r"x?(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?")
+
+#: What of a machine is not that of another with the same chip.
+_OWN = {"like", "aliases", "note", "usable_gib"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Accelerator:
         aliases: Its other names, including those that drivers report.
         memory_bytes: Memory on the board.
         usable_bytes: Maximum bytes available to torch; 0 where no figure is published.
-        memory_bytes_per_us: Memory bandwidth.
+        memory_bytes_per_us: Memory bandwidth; 0 where no figure is published.
         host_bytes_per_us: Bandwidth to the host in one direction; 0 where no figure is published.
         peer_bytes_per_us: Bandwidth to other accelerators in one direction, all links together; 0 without a link.
         flops_per_us: Dense matrix product rate by type (PRECISIONS); a type without a figure is missing.
@@ -80,7 +89,7 @@ class Accelerator:
     @property
     def capacity_bytes(self) -> int:
         """Maximum bytes available to torch: as reported there, else the smallest published share."""
-        return self.usable_bytes or int(self.memory_bytes * LEAST_USABLE_SHARE)
+        return self.usable_bytes or int(self.memory_bytes * self._least_share)
 
     @property
     def budget_bytes(self) -> int:
@@ -93,14 +102,25 @@ class Accelerator:
         taken = f"without {format_bytes(CONTEXT_BYTES)} for the context"
         if self.usable_bytes:
             return f"the capacity that torch reports on it, {taken} (rule)"
-        return f"{LEAST_USABLE_SHARE:.0%} of its memory, {taken} (rule)"
+        return f"{self._least_share:.0%} of its memory, {taken} (rule)"
+
+    @property
+    def _least_share(self) -> float:
+        return LEAST_METAL_SHARE if self.name.startswith(_APPLE) else LEAST_USABLE_SHARE
 
 
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
     """Returns every accelerator of the catalogue, in order."""
     text = Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
-    return tuple(_read(row) for row in tomllib.loads(text)["machine"])
+    rows: dict[str, dict[str, Any]] = {}
+    for name, row in tomllib.loads(text).items():
+        same = rows[row["like"]] if "like" in row else {}
+        own = row | row.pop("chip", {}) | row.pop("memory", {}) | row.pop("links", {})
+        own = {key: value for key, value in same.items() if key not in _OWN} | own
+        sizes = own["gib"] if isinstance(own["gib"], list) else ()
+        rows |= {f"{name} {gib}GB": own | {"gib": gib} for gib in sizes} or {name: own}
+    return tuple(_read(name, row) for name, row in rows.items())
 
 
 def find_machine(name: str) -> Accelerator:
@@ -116,12 +136,20 @@ def find_machine(name: str) -> Accelerator:
     keys = _by_key()
     if key in keys:
         return keys[key]
-    begun = {keys[known].name: keys[known] for known in keys if key and known.startswith(key)}
+    begun = {
+        keys[known].name: keys[known]
+        for known in keys
+        if key and known.startswith(key) and _REST.fullmatch(known[len(key) :])
+    }
     if len(begun) == 1:
         return next(iter(begun.values()))
     if begun:
         raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
-    near = difflib.get_close_matches(key, keys, n=4, cutoff=0.6)
+    # A slip changes neither the letters of a family nor the first digit of a generation.
+    family = _family(key)
+    longer = [known for known in keys if key and known.startswith(key)]
+    alike = longer or [known for known in keys if _family(known) == family]
+    near = difflib.get_close_matches(key, alike, n=4, cutoff=0.3 if longer else 0.6)
     if near:
         names = list(dict.fromkeys(keys[each].name for each in near))
         raise UsageError(f"unknown device {name!r}; did you mean {_listed(names)}?")
@@ -155,24 +183,32 @@ def _key(name: str) -> str:
     return re.sub(r"(\d)g(ib)?$", r"\1gb", plain)
 
 
+def _family(key: str) -> str:
+    """Returns the letters before the first digit, and that digit; "" for a name without one."""
+    found = re.match(r"(?:gtx)?([a-z]*\d)", key)
+    return found[1] if found else ""
+
+
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _read(row: dict[str, Any]) -> Accelerator:
+def _read(name: str, row: dict[str, Any]) -> Accelerator:
     """Converts the data sheet's units to bytes and microseconds: 1 GB/s is 1000 bytes per microsecond."""
+    sources = row["source"]
+    source, usable_source = (sources, "") if isinstance(sources, str) else sources
     return Accelerator(
-        name=row["name"],
+        name=name,
         capability=row.get("capability", ""),
         multiprocessors=row.get("multiprocessors", 0),
         aliases=tuple(row.get("aliases", ())),
-        memory_bytes=int(row["memory_gib"] * 2**30),
+        memory_bytes=int(row["gib"] * 2**30),
         usable_bytes=int(row.get("usable_gib", 0) * 2**30),
-        memory_bytes_per_us=row["memory_gb_s"] * 1e3,
+        memory_bytes_per_us=row.get("gb_s", 0) * 1e3,
         host_bytes_per_us=row.get("host_gb_s", 0) * 1e3,
         peer_bytes_per_us=row.get("peer_gb_s", 0) * 1e3,
         flops_per_us=MappingProxyType({kind: rate * 1e6 for kind, rate in row.get("tflops", {}).items()}),
-        source=row["source"],
-        usable_source=row.get("usable_source", ""),
-        note=row.get("note", ""),
+        source=source,
+        usable_source=usable_source if "usable_gib" in row else "",
+        note=_METAL if name.startswith(_APPLE) else row.get("note", ""),
     )

@@ -12,22 +12,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES
+from memprof.replay.allocator.rules import ROUNDING_BYTES, SMALL_REQUEST_BYTES
 from memprof.replay.live import FOUND, live_bytes, sum_during
 from memprof.trace.schema import Bools, Ints, Storages, Texts
 from memprof.trace.step import Step
 
-#: CUDA's allocator rounds to multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize). The CPU's does not
-#: round.
-CUDA_ROUNDING_BYTES = 512
 Size = TypeVar("Size", int, Ints)
 #: Standard deviations between the expected sum over live blocks and its upper bound.
 _DEVIATIONS = 2.0
 
 
 def rounded_on_cuda(sizes: Size) -> Size:
-    """Rounds sizes as CUDA's allocator does."""
-    return -(-sizes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+    """Rounds sizes as CUDA's allocator does; the CPU's does not round."""
+    return -(-sizes // ROUNDING_BYTES) * ROUNDING_BYTES
 
 
 def rounded(sizes: Ints, devices: Texts) -> Ints:

@@ -17,6 +17,8 @@ from memprof.trace.schema import SCHEMA_VERSION
 PREDICTED = "predicted"
 #: Names of the backends of what torch recorded, imported.
 IMPORTED = ("cuda-snapshot", "kineto-memory", "memory-timeline")
+#: What pinned memory of the host is called as a device of its own.
+PINNED = "pinned host memory"
 #: Why a recording is not complete whose job has not ended.
 RUNNING = "the job is still running"
 #: And why where neither the job nor memprof runs any more, and the end of the job was not recorded.

@@ -79,6 +79,7 @@ ACTIONS = (
     "segment_unmap",
     "snapshot",
     "oom",
+    "annotate",
 )
 
 
@@ -323,6 +324,10 @@ class Storages(Table):
     )
     shape: Texts = _text("sizes of the first tensor seen on it, such as 8x128x256; null when none was")
     dtype: Texts = _text("element type of that tensor, such as float32; null when none was")
+    metadata: Texts = _text(
+        "what the job noted in an imported snapshot: metadata set when it was allocated, then each annotation of it; "
+        "null without"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,7 +399,11 @@ class AllocatorEvents(Table):
     op_id: Ints = _id("operator running, or the last one before")
     stack_id: Ints = _id("Python stack; null where not taken")
     compile_context: Texts = _text("what torch.compile was compiling or running; null outside")
-    user_metadata: Texts = _text("text set with torch.cuda.memory._set_memory_metadata; null without")
+    user_metadata: Texts = _text(
+        "what the job set with torch.cuda.memory._set_memory_metadata, a dictionary as JSON; of annotate, its text; "
+        "null without"
+    )
+    internal_metadata: Texts = _text("the allocator's own remark on the action; null without")
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,8 @@ MIB = 1 << 20
         ({"garbage_collection_threshold": 1.0}, "below 1"),
         ({"garbage_collection_threshold": -0.1}, "above 0"),
         ({"expandable_segments": 1}, "true or false"),
+        ({"pinned_max_cached_size_mb": -1}, "whole number of MiB"),
+        ({"pinned_max_round_threshold_mb": 0.5}, "whole number of MiB"),
     ],
 )
 def test_what_torch_would_refuse_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -46,6 +48,8 @@ def test_the_flag_is_written_as_torchs_variable() -> None:
     assert Allocator.from_flag("max_split_size_mb:128,garbage_collection_threshold:0.8") == Allocator(
         max_split_size_mb=128, garbage_collection_threshold=0.8
     )
+    pinned = Allocator.from_flag("pinned_max_round_threshold_mb:128,pinned_max_cached_size_mb:256")
+    assert pinned.options() == {"pinned_max_round_threshold_mb": "128", "pinned_max_cached_size_mb": "256"}
     with pytest.raises(PolicyError, match="unknown option 'max_split'"):
         Allocator.from_flag("max_split:128")
     with pytest.raises(PolicyError, match="invalid max_split_size_mb 'large'"):

@@ -10,15 +10,13 @@ import numpy as np
 from memprof.errors import BadInputError, UsageError
 from memprof.replay.allocator.events import ALLOCATE
 from memprof.replay.allocator.recorded_requests import requests_of_trace
+from memprof.replay.allocator.rules import ROUNDING_BYTES
 from memprof.trace.importers.columns import ALLOC, FREE, FREE_COMPLETED, FREE_REQUESTED
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.operator_facts import short_name
 from memprof.trace.schema import NONE, Bools, Ints, Memory, Ops, Segments, Stacks
 from memprof.trace.store import Trace
-
-#: Rounding of CUDA's allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize).
-_ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +179,7 @@ def sequence_of_recording(trace: Trace) -> AllocationSequence:
 
 def _rounded(size: Ints) -> Ints:
     """Rounds bytes up to what a block has."""
-    return np.maximum(-(-size // _ROUNDING_BYTES), 1) * _ROUNDING_BYTES
+    return np.maximum(-(-size // ROUNDING_BYTES), 1) * ROUNDING_BYTES
 
 
 def _own(frames: str) -> str:

@@ -100,7 +100,7 @@ class _ScrubbedRank:
     def _change(self, kind: type[Table], column: str) -> Callable[[str], str]:
         if kind is Stacks:
             return self.rules.frames if column == "frames" else self.rules.names
-        if kind is Annotations or column == "user_metadata":  # written by the job
+        if kind is Annotations or column in ("user_metadata", "metadata"):  # written by the job
             return self.rules.text
         if kind is OutOfMemory and column == "message":
             return self.rules.sentence

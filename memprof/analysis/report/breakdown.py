@@ -167,6 +167,12 @@ def by_phase(holding: Holding) -> Breakdown[str]:
     return _split(holding, keys, phases[holding.op_id])
 
 
+def by_metadata(holding: Holding) -> Breakdown[str]:
+    """Splits by what the job noted of the memory in an imported snapshot; None is memory without a note."""
+    noted = holding.step.storages.metadata[holding.rows].tolist()
+    return _split(holding, [text or None for text in noted], None)
+
+
 def _or_none(number: int) -> int | None:
     return None if number == NONE else number
 

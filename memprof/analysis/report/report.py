@@ -14,6 +14,7 @@ from memprof.analysis.report.breakdown import (
     Breakdown,
     Holding,
     by_category,
+    by_metadata,
     by_module,
     by_op,
     by_phase,
@@ -96,6 +97,7 @@ class MomentSplit:
         by_source: Split by the user's line of code that allocated it.
         by_stack: Split by the user's frames, innermost first, of the allocation stack.
         by_phase: Split by the phase in which it was allocated.
+        by_metadata: Split by what the job noted of it in an imported snapshot.
     """
 
     moment: Moment
@@ -107,6 +109,7 @@ class MomentSplit:
     by_source: Breakdown[SourceLine]
     by_stack: Breakdown[tuple[SourceLine, ...]]
     by_phase: Breakdown[str]
+    by_metadata: Breakdown[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,6 +288,7 @@ def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int, ea
         by_source=by_source(holding, sources),
         by_stack=by_stack(holding, sources),
         by_phase=by_phase(holding),
+        by_metadata=by_metadata(holding),
     )
 
 

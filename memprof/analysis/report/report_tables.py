@@ -194,6 +194,7 @@ LINES = (
     Column("function", "function", TEXT, lambda part: part.key and part.key.function),
     *_PART,
 )
+METADATA = (Column("metadata", "metadata", TEXT, attrgetter("key"), missing="(none)"), *_PART)
 PHASES = (Column("phase", "allocated in", TEXT, attrgetter("key"), missing=BEFORE), *_PART)
 
 
@@ -214,7 +215,7 @@ STACKS = (
     shown("frames, innermost first", TEXT, _frames, key="stack"),
 )
 #: The splits of a moment, by their names in it, which are their keys in JSON.
-SPLITS = {"by_op": OPERATORS, "by_source": LINES, "by_stack": STACKS, "by_phase": PHASES}
+SPLITS = {"by_op": OPERATORS, "by_source": LINES, "by_stack": STACKS, "by_phase": PHASES, "by_metadata": METADATA}
 
 
 def parts(name: str, shown: MomentSplit, limit: int | None = None) -> FactTable:
@@ -243,6 +244,7 @@ LARGEST = (
     Column("name", None, TEXT, lambda one: one.name or None),
     Column("module", None),
     shown("name or module", NAME, lambda one: one.name or one.module_title, key="title"),
+    Column("metadata", "metadata", NAME, lambda one: one.metadata or None, is_optional=True),
     Column("shape", None, TEXT, lambda one: one.shape or None),
     Column("dtype", None, TEXT, lambda one: one.dtype or None),
     shown("tensor", TEXT, lambda one: f"{one.shape} {one.dtype}".strip()),

@@ -23,6 +23,7 @@ class LargeStorage:
         requested_bytes: Requested bytes.
         category: Its category.
         name: Its parameter or buffer, "" for others.
+        metadata: What the job noted of it in an imported snapshot, "" for nothing.
         shape: Shape of the first tensor on it, such as ``8x128x256``; "" where no tensor was seen.
         dtype: That tensor's dtype.
         module: Qualified name of the module that owns or allocated it, None outside any module.
@@ -39,6 +40,7 @@ class LargeStorage:
     requested_bytes: int
     category: str
     name: str
+    metadata: str
     shape: str
     dtype: str
     module: str | None
@@ -75,6 +77,7 @@ def _describe(holding: Holding, sources: Sources, place: int) -> LargeStorage:
         requested_bytes=int(storages.requested_bytes[row]),
         category=str(storages.category[row]),
         name=str(storages.name[row]),
+        metadata=str(storages.metadata[row]),
         shape=str(storages.shape[row]),
         dtype=str(storages.dtype[row]),
         module=module,

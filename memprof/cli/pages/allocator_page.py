@@ -32,8 +32,9 @@ from memprof.analysis.table import (
     sized_parts,
 )
 from memprof.cli.page import Page
-from memprof.errors import InconclusiveError
+from memprof.errors import InconclusiveError, UsageError
 from memprof.replay.allocator.fragmentation import Outcome
+from memprof.trace.manifest import PINNED
 from memprof.trace.schema import Segments
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change, format_percent, printable
@@ -69,6 +70,10 @@ def show_page(
     page = Page.for_stdout()
     if len(trace.ranks) > 1:
         trace = trace.rank_trace(fullest_rank(trace) if rank is None else rank)
+    if trace.manifest.machine.device_name == PINNED:
+        raise UsageError(
+            f"{name} is of {PINNED}, whose blocks are never split: what is requested of it is in the notes."
+        )
     if is_end_state_only(trace):
         _show_end(page, kind, trace, is_json=is_json)
         return

@@ -24,6 +24,7 @@ _SPLITS = {
     "source": "allocating source line",
     "stack": "allocation stack",
     "phase": "allocating phase",
+    "metadata": "metadata",
 }
 _ROWS = 6
 _TREE_ROWS = 12

@@ -27,6 +27,19 @@ _MEMORY_PER_BYTE = 9
 _SUFFIXES = (".gz", ".json", ".pt.trace", ".trace", ".pickle", ".pkl", ".html")
 
 
+class _DeviceType(click.IntRange):
+    """The number of a device, or ``host`` for memory that torch pins there."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number, HOST for the host."""
+        from memprof.trace.importers.device import HOST, HOST_NAME
+
+        return HOST if value == HOST_NAME else super().convert(value, param, ctx)
+
+
 @click.command(
     "import",
     epilog="""\b
@@ -43,7 +56,9 @@ Examples:
     help="Write the recording here.  [default: the file's name with .memprof, in this folder]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the recording if it exists.")
-@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Import only this device.")
+@click.option(
+    "--device", type=_DeviceType(), metavar="N|host", help="Import only this device, or the host's pinned memory."
+)
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
@@ -56,7 +71,8 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one), a profiler's
     trace with memory events (torch.profiler with profile_memory=True) or its memory timeline (export_memory_timeline),
     as it is or compressed (gzip, xz, bzip2). The format is detected from content; pickles are never executed. Each
-    device becomes a rank of the recording.
+    device becomes a rank of the recording; memory that torch pinned on the host is shown, and imported with --device
+    host.
     """
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")

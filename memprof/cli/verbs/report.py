@@ -28,7 +28,7 @@ class Exporter(Protocol):
         ...
 
 
-_TABLES = ("category", "module", "op", "source", "stack", "phase", "storage", "rank")
+_TABLES = ("category", "module", "op", "source", "stack", "phase", "metadata", "storage", "rank")
 
 
 class MomentType(click.ParamType[tuple[int | None, int | None]]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -16,6 +16,15 @@ from memprof.policies.base import Policy
 VARIABLE = "PYTORCH_ALLOC_CONF"
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
+#: The options, and how their values are read.
+_READ: dict[str, Callable[[str], bool | int | float]] = {
+    "expandable_segments": lambda text: {"true": True, "false": False, "": True}[text.lower()],
+    "max_split_size_mb": int,
+    "roundup_power2_divisions": int,
+    "garbage_collection_threshold": float,
+    "pinned_max_round_threshold_mb": int,
+    "pinned_max_cached_size_mb": int,
+}
 #: Blocks up to this size are always split: torch rejects a lower limit.
 _LEAST_SPLIT_MB = 20
 
@@ -35,6 +44,10 @@ class Allocator(Policy):
             keeps the default.
         garbage_collection_threshold: Free cached blocks above this fraction of the process's memory limit, between 0
             and 1; 0 keeps the default. Effective only where ``set_per_process_memory_fraction`` set a limit.
+        pinned_max_round_threshold_mb: Do not round larger requests of pinned host memory up to a power of two, in MiB;
+            0 rounds all. Predicted host bytes are those of rounding, an upper bound.
+        pinned_max_cached_size_mb: Return larger blocks of pinned memory to the system when they are freed, and do not
+            round them, in MiB; 0 caches all.
     """
 
     name: ClassVar[str] = "allocator"
@@ -51,6 +64,8 @@ class Allocator(Policy):
     max_split_size_mb: int = 0
     roundup_power2_divisions: int = 0
     garbage_collection_threshold: float = 0.0
+    pinned_max_round_threshold_mb: int = 0
+    pinned_max_cached_size_mb: int = 0
 
     def __post_init__(self) -> None:
         """Validates the settings as torch would when the job starts.
@@ -79,6 +94,12 @@ class Allocator(Policy):
                 "allocator: garbage_collection_threshold must be a share of the device's memory above 0 and below 1, "
                 f"or 0 for the default, not {threshold!r}."
             )
+        for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
+            size = getattr(self, key)
+            if type(size) is not int or size < 0:
+                raise PolicyError(
+                    f"allocator: {key} must be a whole number of MiB, or 0 for the default, not {size!r}."
+                )
         if not self.options():
             raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
 
@@ -106,31 +127,21 @@ class Allocator(Policy):
         """
         settings: dict[str, bool | int | float] = {}
         for key, value in parse_options(text).items():
+            if key not in _READ:
+                raise PolicyError(
+                    f"--allocator: unknown option {key!r}; write expandable_segments, max_split_size_mb:128, "
+                    "roundup_power2_divisions:4, garbage_collection_threshold:0.8, "
+                    "pinned_max_round_threshold_mb:128 or pinned_max_cached_size_mb:128."
+                )
             try:
-                if key == "expandable_segments":
-                    settings[key] = {"true": True, "false": False, "": True}[value.lower()]
-                elif key in ("max_split_size_mb", "roundup_power2_divisions"):
-                    settings[key] = int(value)
-                elif key == "garbage_collection_threshold":
-                    settings[key] = float(value)
-                else:
-                    raise PolicyError(
-                        f"--allocator: unknown option {key!r}; write expandable_segments, max_split_size_mb:128, "
-                        "roundup_power2_divisions:4 or garbage_collection_threshold:0.8."
-                    )
+                settings[key] = _READ[key](value)
             except (KeyError, ValueError):
                 raise PolicyError(f"--allocator: invalid {key} {value!r}.") from None
         return cls(**settings)  # type: ignore[arg-type]  # each value was parsed with its key's own type
 
     def options(self) -> dict[str, str]:
         """Returns the options that are set, in torch's names and syntax."""
-        chosen = {
-            "expandable_segments": "True" if self.expandable_segments else "",
-            "max_split_size_mb": str(self.max_split_size_mb or ""),
-            "roundup_power2_divisions": str(self.roundup_power2_divisions or ""),
-            "garbage_collection_threshold": str(self.garbage_collection_threshold or ""),
-        }
-        return {key: value for key, value in chosen.items() if value}
+        return {key: str(getattr(self, key)) for key in _READ if getattr(self, key)}
 
     def environment(self) -> dict[str, str]:
         """Returns the variables of this process's environment with the options added.

@@ -10,15 +10,17 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.steps import Epoch
 from memprof.trace.files.spool import Spool
-from memprof.trace.schema import ACTIONS, NONE, Bools, Ints, Segments
-
-_CODES = {name: code for code, name in enumerate(ACTIONS)}
-_TAKEN = (_CODES["alloc"],)
-_GIVEN_BACK = (_CODES["free"], _CODES["free_requested"])
-_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
-_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
-#: Rounding granularity of CUDA's allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
-_ROUNDING_BYTES = 512
+from memprof.trace.importers.allocations import ROUNDING_BYTES
+from memprof.trace.importers.columns import (
+    ALLOC,
+    FREE,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_GROWS,
+    SEGMENT_SHRINKS,
+    read_segments,
+)
+from memprof.trace.schema import NONE, Bools, Ints, Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +54,17 @@ class History:
     @property
     def is_allocating(self) -> Bools:
         """Which entries allocate a block."""
-        return np.isin(self.action, _TAKEN)
+        return np.isin(self.action, ALLOC)
 
     @property
     def is_freeing(self) -> Bools:
         """Which entries free a block (other streams may still be using it)."""
-        return np.isin(self.action, _GIVEN_BACK)
+        return np.isin(self.action, (FREE, FREE_REQUESTED))
 
     @property
     def is_growth(self) -> Bools:
         """Which entries allocate a segment from the device; each directly precedes the allocation that needs it."""
-        return np.isin(self.action, _GROWS)
+        return np.isin(self.action, SEGMENT_GROWS)
 
 
 _EMPTY = np.zeros(0, dtype=np.int64)
@@ -91,8 +93,8 @@ def read_history(spool: Spool, epoch: Epoch, device: int, alive: dict[str, Ints]
     moment = columns["time_us"] * 1000
     is_kept = (columns["device"] == device) & (moment + 999 >= epoch.start_ns) & (moment < epoch.end_ns)
     kept = {name: values[is_kept] for name, values in columns.items()}
-    growth = np.where(np.isin(kept["action"], _GROWS), kept["size_bytes"], 0)
-    growth -= np.where(np.isin(kept["action"], _SHRINKS), kept["size_bytes"], 0)
+    growth = np.where(np.isin(kept["action"], SEGMENT_GROWS), kept["size_bytes"], 0)
+    growth -= np.where(np.isin(kept["action"], SEGMENT_SHRINKS), kept["size_bytes"], 0)
     end = _reserved_at_end(spool, epoch, device)
     after = np.cumsum(growth)
     reserved = np.full(len(growth), NONE) if end == NONE or not len(growth) else after + (end - after[-1])
@@ -116,7 +118,7 @@ def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
         taken_bytes: Block size of each allocating entry where an event recorded it; NONE elsewhere. Shape (entries,).
             Other sizes are rounded up; the real block may be larger when the allocator did not split it.
     """
-    size = -(-history.size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+    size = -(-history.size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
     if taken_bytes is not None:
         size = np.where(taken_bytes == NONE, size, taken_bytes)
     taking = _taking_of(history)
@@ -134,8 +136,8 @@ def pending_bytes(history: History, size: Ints) -> Ints:
         history: The entries.
         size: Block size of each entry, as returned by ``block_bytes``.
     """
-    is_requested = history.action == _CODES["free_requested"]
-    is_completed = history.action == _CODES["free_completed"]
+    is_requested = history.action == FREE_REQUESTED
+    is_completed = history.action == FREE_COMPLETED
     before = int(history.alive["size_bytes"][history.alive["is_pending"] == 1].sum())
     pending: Ints = before + np.cumsum(np.where(is_requested, size, 0) - np.where(is_completed, size, 0))
     return pending
@@ -198,18 +200,13 @@ def last_at(address: Ints, time_us: Ints, wanted_address: Ints, wanted_ns: Ints)
 
 def segment_table(spool: Spool, epoch: Epoch, device: str) -> Segments:
     """Builds the table of a device's segments at the end of an epoch; empty if not recorded."""
-    raw = [one for one in _segments_at_end(spool, epoch) if f"cuda:{one['device']}" == device]
-    return Segments.of(
-        device=[device] * len(raw),
-        address=[one["address"] for one in raw],
-        total_size_bytes=[one["total_size"] for one in raw],
-        allocated_size_bytes=[one["allocated_size"] for one in raw],
-        active_size_bytes=[one["active_size"] for one in raw],
-        requested_size_bytes=[one["requested_size"] for one in raw],
-        stream=[one["stream"] for one in raw],
-        segment_type=[one["type"] for one in raw],
-        segment_pool=["" if one["pool"] == [0, 0] else ",".join(map(str, one["pool"])) for one in raw],
-        is_expandable=[one["is_expandable"] for one in raw],
+    return read_segments(
+        [
+            {**one, "segment_type": one["type"], "segment_pool_id": one["pool"]}
+            for one in _segments_at_end(spool, epoch)
+            if f"cuda:{one['device']}" == device
+        ],
+        device,
     )
 
 

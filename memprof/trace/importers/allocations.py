@@ -20,7 +20,7 @@ from memprof.trace.importers.columns import (
 from memprof.trace.schema import NONE, Bools, Ints, Segments
 
 #: Rounding granularity of CUDA's allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize).
-_ROUNDING_BYTES = 512
+ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ BlockSizes = Callable[[Entries, Blocks, Segments, str], Ints]
 
 
 def find_lives(
-    entries: Entries, blocks: Blocks, rounding: int = _ROUNDING_BYTES, sizes: Ints | None = None
+    entries: Entries, blocks: Blocks, rounding: int = ROUNDING_BYTES, sizes: Ints | None = None
 ) -> Allocations:
     """Pairs allocations with frees, and adds everything that existed before the window.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.errors import BadInputError
-from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, text_of
+from memprof.trace.importers.frames import NO_STACK, Stack, StackTable, metadata_text, text_of
 from memprof.trace.schema import ACTIONS, NONE, Bools, Floats, Ints, Segments
 
 #: Action codes: indices into the schema's list; actions not listed there are dropped.
@@ -20,7 +20,7 @@ ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED = (
 )
 SEGMENT_GROWS = (_CODES["segment_alloc"], _CODES["segment_map"])
 SEGMENT_SHRINKS = (_CODES["segment_free"], _CODES["segment_unmap"])
-OOM = _CODES["oom"]
+OOM, ANNOTATE = _CODES["oom"], _CODES["annotate"]
 
 #: What torch writes outside torch.compile.
 _NO_CONTEXT = "N/A"
@@ -53,8 +53,10 @@ class Entries:
         pool: Pool of each, "" for the default.
         stacks: Stack of each.
         compile_context: What torch.compile was doing, "" for nothing.
-        user_metadata: Text set by the job, "" for none.
+        user_metadata: What the job noted, a dictionary as JSON; "" for none.
+        internal_metadata: What the allocator noted of the few entries that have it, by row.
         category: Category of what each allocates, "" for other entries; None where the file has no categories.
+        keys: Keys of the entries as loaded.
         unknown: How many entries were dropped, by action unknown to the supported versions of torch.
     """
 
@@ -68,7 +70,9 @@ class Entries:
     unknown: dict[str, int]
     compile_context: list[str]
     user_metadata: list[str]
+    internal_metadata: dict[int, str]
     category: list[str] | None = None
+    keys: frozenset[Any] = frozenset()
 
     def __len__(self) -> int:
         """Returns the number of entries."""
@@ -86,7 +90,7 @@ class Entries:
     ) -> Entries:
         """Returns entries on one stream and in the default pool, without remarks."""
         stream, none = np.zeros(len(size), dtype=np.int64), [""] * len(size)
-        return cls(action, address, size, stream, time_us, none, stacks, {}, none, none, category)
+        return cls(action, address, size, stream, time_us, none, stacks, {}, none, none, {}, category)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +158,8 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
                 unknown[name] = unknown.get(name, 0) + 1
         kept = [place for place, name in enumerate(names) if name in _CODES]
         raw, actions = [raw[place] for place in kept], [names[place] for place in kept]
+    keys = keys_of(raw)
+    remarked = [row for row, one in enumerate(raw) if "internal_metadata" in one] if "internal_metadata" in keys else []
     address = _column(raw, "addr", None)
     if None in address:
         address = [raw[place].get("device_free", 0) if one is None else one for place, one in enumerate(address)]
@@ -166,13 +172,15 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         pool=_pools(_column(raw, "pool_id", None)),
         stacks=stacks.stacks(_column(raw, "frames", None)),
         unknown=unknown,
-        compile_context=[text_of(one).replace(_NO_CONTEXT, "") for one in _column(raw, "compile_context", "")],
-        user_metadata=list(map(text_of, _column(raw, "user_metadata", ""))),
-        category=_categories(raw),
+        compile_context=_contexts(raw),
+        user_metadata=_texts(raw, "user_metadata"),
+        internal_metadata={row: metadata_text(raw[row]["internal_metadata"]) for row in remarked},
+        category=_categories(raw) if "category" in keys else None,
+        keys=keys,
     )
 
 
-def read_segments(raw: Sequence[Any], device: int) -> Segments:
+def read_segments(raw: Sequence[Any], device: str) -> Segments:
     """Reads the segments of one device.
 
     Raises:
@@ -185,7 +193,7 @@ def read_segments(raw: Sequence[Any], device: int) -> Segments:
 
     texts: dict[Any, str] = {}
     return Segments.of(
-        device=[f"cuda:{device}"] * len(raw),
+        device=[device] * len(raw),
         address=number("address"),
         total_size_bytes=number("total_size"),
         allocated_size_bytes=number("allocated_size"),
@@ -229,16 +237,23 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
     )
 
 
-def read_annotations(raw: Any, device: int) -> list[Annotation]:
-    """Reads the annotations of one device; malformed ones are dropped."""
+def read_annotations(raw: Any, device: int | None) -> list[Annotation]:
+    """Reads the annotations of one device, those of every device for None; malformed ones are dropped."""
     found = []
     for one in raw if isinstance(raw, list) else []:
-        if not isinstance(one, dict) or one.get("stage") not in ("START", "END") or one.get("device", device) != device:
+        if not isinstance(one, dict) or one.get("stage") not in ("START", "END"):
+            continue
+        if device is not None and one.get("device", device) != device:
             continue
         moment = one.get("time_us")
         if isinstance(moment, int | float) and not isinstance(moment, bool) and 0 <= moment < 2**62:
             found.append(Annotation(text_of(one.get("name")), one["stage"] == "START", float(moment)))
     return sorted(found, key=lambda one: one.time_us)
+
+
+def keys_of(raw: Iterable[dict[Any, Any]]) -> frozenset[Any]:
+    """Returns every key of some dicts, of which most have the same in the same order."""
+    return frozenset(key for form in set(map(tuple, raw)) for key in form)
 
 
 def check_dicts(raw: Any, what: str) -> None:
@@ -286,9 +301,7 @@ def _moments(values: Sequence[Any], what: str) -> Floats:
     return np.where(np.abs(moments) < 2.0**62, moments, np.nan)
 
 
-def _categories(raw: Sequence[Any]) -> list[str] | None:
-    if not any("category" in one for one in raw):
-        return None
+def _categories(raw: Sequence[Any]) -> list[str]:
     return [_CATEGORIES.get(text_of(one.get("category")), "unknown" if "category" in one else "") for one in raw]
 
 
@@ -300,9 +313,23 @@ def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:
         return [one.get(key, missing) for one in raw]
 
 
+def _contexts(raw: Sequence[Any]) -> list[str]:
+    contexts = _texts(raw, "compile_context")
+    running = {context: context.replace(_NO_CONTEXT, "") for context in set(contexts)}
+    return list(map(running.__getitem__, contexts))
+
+
+def _texts(raw: Sequence[Any], key: str) -> list[str]:
+    values = _column(raw, key, "")
+    return values if set(map(type, values)) <= {str} else list(map(metadata_text, values))
+
+
 def _pools(values: Sequence[Any]) -> list[str]:
-    texts: dict[Any, str] = {}
-    return [""] * len(values) if set(map(type, values)) <= {type(None)} else [_pool(one, texts) for one in values]
+    kinds, texts = set(map(type, values)), dict[Any, str]()
+    if kinds <= {tuple}:  # of whole numbers, as in every pickle that is loaded
+        known = {one: _pool(one, texts) for one in set(values)}
+        return list(map(known.__getitem__, values))
+    return [""] * len(values) if kinds <= {type(None)} else [_pool(one, texts) for one in values]
 
 
 def _pool(value: Any, texts: dict[Any, str]) -> str:

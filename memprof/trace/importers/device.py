@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.json_values import Json, to_json
-from memprof.trace.importers.allocations import Allocations, Reserved
+from memprof.trace.importers.allocations import Allocations, Reserved, find_lives
 from memprof.trace.importers.columns import (
     ALLOC,
     FREE,
@@ -22,8 +22,12 @@ from memprof.trace.importers.columns import (
     Entries,
 )
 from memprof.trace.importers.frames import StackTable
+from memprof.trace.importers.phases import FindPhases
+from memprof.trace.manifest import Backend
 from memprof.trace.schema import ACTIONS, NONE, Ints, Segments
 
+#: The number of host memory as a device, as torch writes it, and its name.
+HOST, HOST_NAME = -1, "host"
 #: What a memory profile (``torch.profiler``) knows of the time before it, as a clause.
 PROFILED_START = (
     "memory from before the profiler began is in it only where an operator uses it: the peak is a lower bound"
@@ -35,7 +39,7 @@ class DeviceHistory:
     """The memory history and end state of one device.
 
     Attributes:
-        number: Its number.
+        number: Its number; HOST for pinned memory of the host, whose device is ``cpu``.
         name: Such as ``cuda:0``.
         entries: Its history.
         segments: Its segments at the end.
@@ -59,6 +63,59 @@ class DeviceHistory:
     reserved: Reserved
     facts: DeviceFacts
     remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def profiled(
+        cls,
+        number: int,
+        name: str,
+        entries: Entries,
+        blocks: Blocks,
+        stacks: StackTable,
+        reserved: Reserved | None = None,
+        *,
+        knows_start: bool = False,
+        remarks: tuple[str, ...] = (),
+    ) -> DeviceHistory:
+        """Returns a device of a profile, which shows no segments, and of the end only what nothing in it frees.
+
+        Args:
+            number: Its number.
+            name: Its name.
+            entries: Its history.
+            blocks: What is in use at the end without an entry.
+            stacks: The stacks of its entries.
+            reserved: Reserved bytes; None where the profile does not count them.
+            knows_start: The profile shows what was in use before it began.
+            remarks: Sentences on the file.
+        """
+        lives, segments = find_lives(entries, blocks, rounding=1), Segments.empty()
+        reserved = reserved or Reserved.unknown(len(entries))
+        end = Blocks.of_sizes(lives.requested[lives.free == NONE])
+        placed = int((blocks.address != NONE).sum())
+        facts = find_facts(name, entries, segments, end, placed, lives, reserved, knows_start=knows_start)
+        return cls(number, name, entries, segments, blocks, [], stacks, lives, reserved, facts, remarks)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A device as a profile shows it.
+
+    Attributes:
+        history: Its history, with what to know of the file as remarks.
+        backend: What such a file contains.
+        reason: Why the capture is incomplete, a clause; "" where it is complete.
+        find_phases: Derives the steps and phases of its operators.
+        has_addresses: The file contains addresses.
+        device_name: Name of the device.
+    """
+
+    history: DeviceHistory
+    backend: Backend
+    reason: str
+    find_phases: FindPhases
+    has_addresses: bool
+    device_name: str
 
 
 @dataclass(frozen=True)

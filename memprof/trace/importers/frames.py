@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -145,6 +146,11 @@ class StackTable:
         operator = operator or stack.operator
         return replace(stack, operator=operator, phase=phase or stack.phase, makes_workspace=_workspace("", operator))
 
+    @property
+    def read(self) -> Sequence[Any]:
+        """The distinct frames read so far, as loaded."""
+        return self._kept
+
     def table(self) -> Stacks:
         """Returns the distinct stacks."""
         return Stacks.of(
@@ -281,6 +287,14 @@ def _python_marks(file: str, function: str) -> str:
 def text_of(value: Any) -> str:
     """Returns a text unchanged and "" for anything else: lists in a hostile file can be too long to format."""
     return value if type(value) is str else ""
+
+
+def metadata_text(value: Any) -> str:
+    """Formats metadata: a text as it is, a dictionary as JSON, as torch does, without what is nested in it."""
+    if type(value) is not dict:
+        return text_of(value)
+    flat = {key: one for key, one in value.items() if type(key) is str and type(one) in (str, int, float, bool)}
+    return json.dumps(flat, separators=(",", ":"))
 
 
 def _number(line: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,13 @@ import numpy as np
 
 from memprof.trace.importers.allocations import Allocations, Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries, whole_numbers
-from memprof.trace.importers.device import DeviceHistory, find_facts
+from memprof.trace.importers.device import DeviceHistory, Profile
 from memprof.trace.importers.frames import Stack, StackTable
 from memprof.trace.importers.kineto_events import KinetoTrace, MemoryEvent, ProfilerStep, parse_kineto, stacks_of
 from memprof.trace.importers.phases import Phases
 from memprof.trace.importers.snapshot import Progress
-from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, AllocatorEvents, Bools, Floats, Ints, Segments, Table
-from memprof.version import __version__
+from memprof.trace.manifest import Backend
+from memprof.trace.schema import NONE, Bools, Floats, Ints
 
 _BACKEND = Backend(
     name="kineto-memory",
@@ -38,63 +35,7 @@ _UNKNOWN_START = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class KinetoDevice:
-    """One device of a profiler trace.
-
-    Attributes:
-        number: Its number.
-        history: Its memory history.
-        steps: The profiler's steps.
-        notes: Caveats for the reader.
-        has_addresses: The trace contains addresses.
-        knows_start: The trace shows what was in use before it began.
-        created_us: Start of the trace, Unix time.
-        device_name: Name of the device.
-    """
-
-    number: int
-    history: DeviceHistory
-    steps: list[ProfilerStep]
-    notes: tuple[str, ...]
-    has_addresses: bool
-    knows_start: bool
-    created_us: float
-    device_name: str
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The device's summary figures, as JSON containers."""
-        return self.history.facts.to_json()
-
-    def build(self, path: Path, rank: int, world_size: int) -> tuple[Manifest, dict[type[Table], Table]]:
-        """Builds manifest and tables.
-
-        Args:
-            path: The file.
-            rank: The rank to assign.
-            world_size: Ranks in the file.
-        """
-        tables, phases = device_tables(self.history, partial(_find_phases, steps=self.steps))
-        if not self.has_addresses:
-            del tables[AllocatorEvents]
-        kind = self.history.name.partition(":")[0]
-        manifest = Manifest(
-            memprof_version=__version__,
-            created_us=self.created_us,
-            target=path.name,
-            machine=Machine(device_name=self.device_name, device_kind=kind),
-            rank=rank,
-            world_size=world_size,
-            backend=_BACKEND,
-            capture=Capture() if self.knows_start else Capture(is_complete=False, reason=_UNKNOWN_START),
-            window=Window(steps=len(phases.starts)),
-            notes=self.notes,
-        )
-        return manifest, tables
-
-
-def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> list[KinetoDevice]:
+def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> list[Profile]:
     """Reads a profiler trace.
 
     Args:
@@ -119,7 +60,7 @@ def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, sh
     return devices
 
 
-def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> KinetoDevice:
+def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Profile:
     events = [event for event in trace.memory if event.device == name and event.size]
     stacks = StackTable()
     has_addresses = all(event.address for event in events)
@@ -136,8 +77,6 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
     is_counted = name != "cpu" and all(event.allocated is not None for event in events)
     rest = rest if is_counted else 0
     blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
-    lives = find_lives(entries, blocks, rounding=1)
-    reserved = _reserved(events)
     notes = [
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
     ]
@@ -149,30 +88,16 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Kin
         notes.append(f"at {drift:,} events the allocator's own count differs from the sum of events.")
     if has_cpu and any(event.device == "cpu" for event in trace.memory):
         notes.append("memory events of the CPU are left out.")
-    segments = Segments.empty()
-    end = Blocks.of_sizes(lives.requested[lives.free == NONE])
-    return KinetoDevice(
-        number=number,
-        history=DeviceHistory(
-            number=number,
-            name=name,
-            entries=entries,
-            segments=segments,
-            blocks=blocks,
-            annotations=[],
-            stacks=stacks,
-            lives=lives,
-            reserved=reserved,
-            facts=find_facts(name, entries, segments, end, 0, lives, reserved, knows_start=is_counted),
+    steps = [ProfilerStep(one.number, one.start_us + trace.base_us, one.end_us + trace.base_us) for one in trace.steps]
+    return Profile(
+        DeviceHistory.profiled(
+            number, name, entries, blocks, stacks, _reserved(events), knows_start=is_counted, remarks=tuple(notes)
         ),
-        steps=[
-            ProfilerStep(one.number, one.start_us + trace.base_us, one.end_us + trace.base_us) for one in trace.steps
-        ],
-        notes=tuple(notes),
-        has_addresses=has_addresses,
-        knows_start=is_counted,
-        created_us=float(entries.time_us[0]) if len(entries) else 0.0,
-        device_name=trace.device_names.get(number, "") if name != "cpu" else "",
+        _BACKEND,
+        "" if is_counted else _UNKNOWN_START,
+        partial(_find_phases, steps=steps),
+        has_addresses,
+        trace.device_names.get(number, "") if name != "cpu" else "",
     )
 
 

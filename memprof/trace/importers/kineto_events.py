@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,11 @@ def parse_kineto(path: Path, data: bytes) -> KinetoTrace:
             "profile_memory=True)."
         )
     top = loaded if isinstance(loaded, dict) else {}
+    around = _around(events)
     return KinetoTrace(
         memory=sorted((_memory_event(path, event) for event in memory), key=lambda one: one.time_us),
-        steps=_steps(events),
-        around=_around(events),
+        steps=_steps(around),
+        around=around,
         device_names=_device_names(top.get("deviceProperties")),
         base_us=_base_us(top.get("baseTimeNanoseconds")),
     )
@@ -143,16 +144,13 @@ def _memory_event(path: Path, event: dict[str, Any]) -> MemoryEvent:
     )
 
 
-def _steps(events: Sequence[Any]) -> list[ProfilerStep]:
-    found = []
-    for event in events:
-        if not isinstance(event, dict) or event.get("cat") not in _AROUND:
-            continue
-        match = _PROFILER_STEP.match(text_of(event.get("name")))
-        start, duration = _moment(event.get("ts")), _moment(event.get("dur"))
-        if match and start is not None and duration is not None:
-            number = int(match[1]) if match[1] and len(match[1]) < 10 else None
-            found.append(ProfilerStep(number, start, start + duration))
+def _steps(around: Mapping[str, Sequence[tuple[float, float, str, str]]]) -> list[ProfilerStep]:
+    found = [
+        ProfilerStep(int(match[1]) if match[1] and len(match[1]) < 10 else None, start, end)
+        for ran in around.values()
+        for start, end, name, _ in ran
+        if (match := _PROFILER_STEP.match(name))
+    ]
     return sorted(found, key=lambda step: step.start_us)
 
 

@@ -11,15 +11,12 @@ import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json
-from memprof.trace.importers.allocations import Reserved, find_lives
 from memprof.trace.importers.columns import ALLOC, FREE, Blocks, Entries
-from memprof.trace.importers.device import PROFILED_START, DeviceHistory, find_facts
+from memprof.trace.importers.device import PROFILED_START, DeviceHistory, Profile
 from memprof.trace.importers.frames import NO_STACK, StackTable
 from memprof.trace.importers.phases import find_phases
-from memprof.trace.importers.snapshot_tables import device_tables
-from memprof.trace.manifest import Backend, Capture, Machine, Manifest, Window
-from memprof.trace.schema import NONE, AllocatorEvents, Segments, Table
-from memprof.version import __version__
+from memprof.trace.manifest import Backend
+from memprof.trace.schema import NONE
 
 #: torch's categories in the order of their columns (torch/profiler/_memory_profiler.py, _CATEGORY_TO_COLORS), as here.
 _CATEGORIES = (
@@ -41,49 +38,6 @@ _BACKEND = Backend(
 _BLOCK_BYTES = 512
 #: As many smaller blocks are not what is left where an old tensor is freed in the same microsecond.
 _FEW_BLOCKS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """A memory timeline.
-
-    Attributes:
-        history: Its device, with an allocation for everything that a category gained.
-        is_raw: It lists single changes.
-    """
-
-    history: DeviceHistory
-    is_raw: bool
-
-    def build(self, path: Path, rank: int, world_size: int) -> tuple[Manifest, dict[type[Table], Table]]:
-        """Builds manifest and tables.
-
-        Args:
-            path: The file.
-            rank: The rank to assign.
-            world_size: Ranks in the file.
-        """
-        tables, phases = device_tables(self.history, partial(find_phases, annotations=()))
-        del tables[AllocatorEvents]  # there are no addresses
-        times = self.history.entries.time_us
-        what = "changes of single tensors" if self.is_raw else "bytes by category"
-        manifest = Manifest(
-            memprof_version=__version__,
-            created_us=float(times[0]) if len(times) else 0.0,
-            target=path.name,
-            machine=Machine(device_name=f"{self.history.name} device", device_kind=self.history.name),
-            rank=rank,
-            world_size=world_size,
-            backend=_BACKEND,
-            capture=Capture(is_complete=False, reason=PROFILED_START),
-            window=Window(steps=len(phases.starts)),
-            notes=(
-                f"imported from a memory timeline of torch.profiler ({what}); categories are the profiler's own.",
-                "the file does not name its device, nor the version of torch"
-                + (": blocks below 512 B show that it is the CPU." if self.history.name == "cpu" else "."),
-            ),
-        )
-        return manifest, tables
 
 
 @dataclass
@@ -113,7 +67,7 @@ class _Pieces:
             left -= lost
 
 
-def read_timeline(path: Path, data: bytes) -> Timeline:
+def read_timeline(path: Path, data: bytes) -> Profile:
     """Reads a memory timeline.
 
     Args:
@@ -139,7 +93,15 @@ def read_timeline(path: Path, data: bytes) -> Timeline:
     pieces = [_Pieces() for _ in _CATEGORIES]
     for row, category, change in changes:
         pieces[category].change(row, change)
-    return Timeline(_history(_device_of(times_us, changes), times_us, pieces), is_raw)
+    name = _device_of(times_us, changes)
+    what = "changes of single tensors" if is_raw else "bytes by category"
+    notes = (
+        f"imported from a memory timeline of torch.profiler ({what}); categories are the profiler's own.",
+        "the file does not name its device, nor the version of torch"
+        + (": blocks below 512 B show that it is the CPU." if name == "cpu" else "."),
+    )
+    find = partial(find_phases, annotations=())
+    return Profile(_history(name, times_us, pieces, notes), _BACKEND, PROFILED_START, find, False, f"{name} device")
 
 
 def _device_of(times_us: list[float], changes: list[tuple[int, int, int]]) -> str:
@@ -191,7 +153,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _history(name: str, times_us: list[float], pieces: list[_Pieces]) -> DeviceHistory:
+def _history(name: str, times_us: list[float], pieces: list[_Pieces], notes: tuple[str, ...]) -> DeviceHistory:
     """Writes the pieces as a history of allocations and frees, each at an address of its own."""
     rows: list[tuple[int, int, int, int, str]] = []  # row, free before alloc, address, bytes, category
     address = 0
@@ -211,19 +173,4 @@ def _history(name: str, times_us: list[float], pieces: list[_Pieces]) -> DeviceH
         [NO_STACK] * count,
         [one[4] for one in rows],
     )
-    lives = find_lives(entries, Blocks.of_sizes(entries.size[:0]), rounding=1)
-    blocks = Blocks.of_sizes(lives.requested[lives.free == NONE])
-    reserved = Reserved.unknown(count)
-    segments = Segments.empty()
-    return DeviceHistory(
-        number=0,
-        name=name,
-        entries=entries,
-        segments=segments,
-        blocks=Blocks.of_sizes(entries.size[:0]),
-        annotations=[],
-        stacks=StackTable(),
-        lives=lives,
-        reserved=reserved,
-        facts=find_facts(name, entries, segments, blocks, 0, lives, reserved, knows_start=False),
-    )
+    return DeviceHistory.profiled(0, name, entries, Blocks.of_sizes(entries.size[:0]), StackTable(), remarks=notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,10 @@ class Phases:
     is_whole: Bools
     how: str
     numbers: Ints
+
+
+#: Derives the steps and phases of operators from their stacks and times.
+FindPhases = Callable[[Sequence[Stack], Floats], Phases]
 
 
 def find_phases(stacks: Sequence[Stack], time_us: Floats, annotations: Sequence[Annotation]) -> Phases:

@@ -147,7 +147,8 @@ def find_purposes(lives: Lives) -> Purposes:
 def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     """Returns which lives of the history are cuBLAS's workspaces by their size: no others are made there.
 
-    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others.
+    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others of that
+    size, but name a product, or make something just before or after them: the product's result.
 
     Args:
         lives: The lives.
@@ -155,13 +156,18 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     """
     may = np.array([stack.makes_workspace is None for stack in lives.stacks], dtype=np.bool_)
     keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
+    is_product = np.array([stack.operator != "" for stack in lives.stacks], dtype=np.bool_)
+    if (keys != NONE).any():
+        pairs = keys[1:] == keys[:-1]
+        is_product |= np.append(pairs, False) | np.append(False, pairs)
     for size in cublas_workspace_sizes():
         same = (lives.size == size) & (lives.created != NONE)
         found = np.flatnonzero(same & mask & may[lives.created])
         made_by = keys[lives.created[found]]
         if size & (size - 1) == 0:
             again = [(keys[lives.created[same]] == key).sum() > 1 for key in made_by.tolist()]
-            found = found[(made_by == NONE) | ~np.array(again, dtype=np.bool_)] if len(found) <= _HANDLES else found[:0]
+            alone = (made_by == NONE) | ~np.array(again, dtype=np.bool_)
+            found = found[alone & is_product[lives.created[found]]] if len(found) <= _HANDLES else found[:0]
         if len(found):
             return np.isin(np.arange(len(mask)), found)
     return np.zeros(len(mask), dtype=np.bool_)
@@ -170,14 +176,15 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
 def _beside_a_result(lives: Lives) -> Bools:
     """Returns which lives end before anything else is allocated, while what their operator made next to them stays.
 
-    Without a stack of Python's, as on autograd's threads, each is taken to have a result.
+    Where others have one, what has no stack of Python's is on autograd's threads, and taken to have a result.
     """
     rows = len(lives.stacks)
     stays = np.zeros(rows, dtype=np.bool_)
     stays[lives.created[(lives.created != NONE) & (lives.freed != lives.created)]] = True
     calls = [(stack.stack_id, stack.operator) for stack in lives.stacks]
-    as_next = np.array([*(a == b for a, b in pairwise(calls)), False], dtype=np.bool_)
-    has_result = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    as_next = np.array([*(a == b != (NONE, "") for a, b in pairwise(calls)), False], dtype=np.bool_)
+    is_bare = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    has_result = is_bare & ~is_bare.all()
     has_result |= as_next & np.append(stays[1:], False)
     has_result[1:] |= as_next[:-1] & stays[:-1]
     found: Bools = (lives.created != NONE) & (lives.freed == lives.created) & has_result[lives.created]
@@ -203,6 +210,8 @@ def _settle_by_size(lives: Lives, kept: Bools, category: Texts, how: Texts) -> N
     counts = Counter(lives.size[kept].tolist())
     gradients = _most_at_once(lives, category == "gradient", _ends_of(lives, "backward"))
     for size in cublas_workspace_sizes():
+        if not gradients and size & (size - 1) == 0:
+            continue  # as large as many a weight of a model that is not trained
         extra = counts[size] % gradients[size] if gradients[size] else counts[size]
         if 0 < extra <= _HANDLES:
             rows = np.flatnonzero(kept & (lives.size == size))[:extra]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -13,30 +13,34 @@ from memprof.trace.importers.columns import ALLOC, FREE_COMPLETED, FREE_REQUESTE
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Annotations, Ints, Segments
 
+#: The keys that each part of a snapshot has, up to torch 2.15. All are read but the frames of segments: where one was
+#: allocated is where its first block was.
+KEYS = {
+    "snapshot": {
+        "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces"
+    },
+    "segments": {
+        "device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
+        "segment_pool_id", "is_expandable", "frames", "blocks",
+    },
+    "blocks": {"address", "size", "requested_size", "state", "frames", "history"},
+    "entries": {
+        "action", "addr", "device_free", "size", "stream", "time_us", "frames", "compile_context", "user_metadata",
+        "internal_metadata", "pool_id", "category",
+    },
+    "frames": {"filename", "line", "name", "fx_node_op", "fx_node_name", "fx_original_trace"},
+}  # fmt: skip
+
 #: No device has as much memory: 1 TiB.
 _MOST_BYTES = 1 << 40
 
 
-@dataclass(frozen=True, eq=False)
-class _Before:
-    """Blocks that existed before the history, in the order of its first events; each column of shape ``(events,)``.
+def _before(device: DeviceHistory) -> tuple[Ints, ...]:
+    """Returns the first events of blocks that existed before the history, each of shape ``(events,)``.
 
-    Attributes:
-        action: Action code: each is allocated, and those that were pending free are freed, too.
-        address: First byte.
-        requested: Requested bytes.
-        allocated: Bytes of the block.
-        stack_id: Allocation stack.
+    They are action codes (each is allocated, and those that were pending free are freed, too), addresses, requested and
+    allocated bytes, and stacks of the allocations.
     """
-
-    action: Ints
-    address: Ints
-    requested: Ints
-    allocated: Ints
-    stack_id: Ints
-
-
-def _before(device: DeviceHistory) -> _Before:
     entries, lives, blocks = device.entries, device.lives, device.blocks
     old = np.flatnonzero(lives.alloc == NONE)
     # Without addresses, as in profiler traces, there is nothing to record about a block.
@@ -48,13 +52,16 @@ def _before(device: DeviceHistory) -> _Before:
     is_about = np.isin(entries.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED))
     pending = np.flatnonzero(blocks.is_pending & ~np.isin(blocks.address, entries.address[is_about]))
     stack_ids = np.array([stack.stack_id for stack in blocks.stacks] + [NONE], dtype=np.int64)
-    return _Before(
-        action=np.repeat([ALLOC, FREE_REQUESTED], [len(old) + len(pending), len(pending)]),
-        address=np.concatenate((address, blocks.address[pending], blocks.address[pending])),
-        requested=np.concatenate((lives.requested[old], blocks.requested[pending], blocks.requested[pending])),
-        allocated=np.concatenate((lives.allocated[old], blocks.size[pending], blocks.size[pending])),
-        stack_id=stack_ids[np.concatenate((block, pending, pending))],
+    twice = (
+        np.concatenate((first, second[pending], second[pending]))
+        for first, second in (
+            (address, blocks.address),
+            (lives.requested[old], blocks.requested),
+            (lives.allocated[old], blocks.size),
+        )
     )
+    action = np.repeat([ALLOC, FREE_REQUESTED], [len(old) + len(pending), len(pending)])
+    return action, *twice, stack_ids[np.concatenate((block, pending, pending))]
 
 
 def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
@@ -64,32 +71,38 @@ def allocator_events(device: DeviceHistory, row_of: Ints) -> AllocatorEvents:
         device: The device.
         row_of: Operator at or before each entry of its history.
     """
-    entries, lives, before = device.entries, device.lives, _before(device)
-    old = len(before.action)
+    entries, lives = device.entries, device.lives
+    action, address, requested, allocated, stack_id = _before(device)
+    old = len(action)
     streams, pools = np.zeros(old, dtype=np.int64), np.full(old, "", dtype=object)
     if len(device.segments):
         by_address = np.argsort(device.segments.address, kind="stable")
         first = device.segments.address[by_address]
-        place = by_address[np.maximum(np.searchsorted(first, before.address, side="right") - 1, 0)]
+        place = by_address[np.maximum(np.searchsorted(first, address, side="right") - 1, 0)]
         streams, pools = device.segments.stream[place], device.segments.segment_pool[place]
-    block_bytes = np.append(before.allocated, np.full(len(entries), NONE))
+    block_bytes = np.append(allocated, np.full(len(entries), NONE))
     for ends in (lives.alloc, lives.free):
         block_bytes[old + ends[ends != NONE]] = lives.allocated[ends != NONE]
     count = old + len(entries)
+    pool, context, metadata, internal = (np.full(count, "", dtype=object) for _ in range(4))
+    pool[:old], pool[old:] = pools, entries.pool
+    context[old:], metadata[old:] = entries.compile_context, entries.user_metadata
+    internal[[old + row for row in entries.internal_metadata]] = list(entries.internal_metadata.values())
     return AllocatorEvents.of(
         index=np.concatenate((np.full(old, NONE), np.arange(len(entries)))),
         time_us=np.concatenate((np.full(old, np.nan), entries.time_us)),
-        device=[device.name] * count,
-        action=np.array(ACTIONS, dtype=object)[np.append(before.action, entries.action)],
-        address=np.concatenate((before.address, entries.address)),
-        size_bytes=np.concatenate((before.requested, entries.size)),
+        device=np.full(count, device.name, dtype=object),
+        action=np.array(ACTIONS, dtype=object)[np.append(action, entries.action)],
+        address=np.concatenate((address, entries.address)),
+        size_bytes=np.concatenate((requested, entries.size)),
         block_bytes=block_bytes,
         stream=np.concatenate((streams, entries.stream)),
-        pool=[*pools.tolist(), *entries.pool],
+        pool=pool,
         op_id=np.concatenate((np.full(old, NONE), row_of)),
-        stack_id=[*before.stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
-        compile_context=[*[""] * old, *entries.compile_context],
-        user_metadata=[*[""] * old, *entries.user_metadata],
+        stack_id=[*stack_id.tolist(), *(stack.stack_id for stack in entries.stacks)],
+        compile_context=context,
+        user_metadata=metadata,
+        internal_metadata=internal,
     )
 
 
@@ -159,6 +172,16 @@ def with_pools(entries: Entries, segments: Segments) -> Entries:
     )
     pools = np.where(inside, segments.segment_pool[place], "")
     return dataclasses.replace(entries, pool=pools.tolist())
+
+
+def unknown_keys(**found: Iterable[Any]) -> tuple[str, ...]:
+    """Returns a sentence on keys that torch up to 2.15 does not write; none where all are known.
+
+    Args:
+        found: Keys of each part of a snapshot, by the names of ``KEYS``.
+    """
+    new = {key for what, keys in found.items() for key in keys if type(key) is str and key not in KEYS[what]}
+    return (f"keys unknown to this version were left out: {', '.join(sorted(new))[:200]}.",) if new else ()
 
 
 def _overlapping(segments: list[Any]) -> int:

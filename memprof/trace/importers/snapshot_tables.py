@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memprof.phases import TRAINING
 from memprof.trace.importers.allocations import pending_after
 from memprof.trace.importers.called_modules import CalledModules, find_modules
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
-from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.importers.device import HOST, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
-from memprof.trace.importers.phases import Phases, step_table
+from memprof.trace.importers.metadata import noted_of_lives, noted_phases
+from memprof.trace.importers.phases import FindPhases, Phases, step_table
 from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
 from memprof.trace.schema import (
@@ -64,10 +66,6 @@ class _Rows:
         return len(self.entry)
 
 
-#: Derives the steps and phases of operators from their stacks and times.
-FindPhases = Callable[[Sequence[Stack], Floats], Phases]
-
-
 def device_tables(
     device: DeviceHistory, find_phases: FindPhases, *, reads_modules: bool = True
 ) -> tuple[dict[type[Table], Table], Phases]:
@@ -84,11 +82,16 @@ def device_tables(
     """
     rows = _timeline(device) if device.facts.has_timeline else _end_state(device)
     phases = find_phases(rows.stacks, rows.time_us)
+    named = _named_phases(device, rows)
+    is_training = np.logical_or.reduce([named == name for name in TRAINING])  # faster than isin, which sorts texts
+    phases = replace(phases, phase=np.where(is_training, named, phases.phase))
     # The rows of an end state are in no order of time.
     stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
     called = find_modules(stacks, phases.step, phases.phase)
     order = np.argsort(rows.created, kind="stable")
     storages = _storages(device, rows, phases, called, order)
+    # Purposes follow from training's phases; the tables have those that the job names as well.
+    phases = replace(phases, phase=np.where(named != "", named, phases.phase))
     modules: Mapping[type[Table], Table] = {Modules: called.modules, ModuleCalls: called.calls}
     tables: Mapping[type[Table], Table] = {
         Steps: step_table(phases, rows.time_us, is_cut_off=bool(device.facts.out_of_memory)),
@@ -120,6 +123,14 @@ def _timeline(device: DeviceHistory) -> _Rows:
         created=np.where(lives.alloc == NONE, NONE, row_of[lives.alloc]),
         freed=np.where(lives.free == NONE, NONE, before[lives.free]),
     )
+
+
+def _named_phases(device: DeviceHistory, rows: _Rows) -> Texts:
+    """Returns the phase that the metadata of each operator's allocation names, "" where it names none."""
+    metadata = device.entries.user_metadata
+    if not any(metadata):
+        return np.full(len(rows), "", dtype=object)
+    return noted_phases(["" if entry == NONE else metadata[entry] for entry in rows.entry.tolist()])
 
 
 def _is_row(entries: Entries) -> Bools:
@@ -187,6 +198,7 @@ def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, called: Called
         allocated_bytes=lives.allocated[order],
         created_op_id=rows.created[order],
         freed_op_id=rows.freed[order],
+        metadata=noted_of_lives(device.entries, device.blocks, lives)[order],
     )
 
 
@@ -196,7 +208,7 @@ def _purposes(device: DeviceHistory, rows: _Rows, phases: Phases) -> Purposes:
     if given is not None:
         category = np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
         return Purposes(category, np.where(category == "unknown", "", BY_PROFILER).astype(object))
-    if not device.facts.has_timeline:
+    if not device.facts.has_timeline or device.number == HOST:  # pinned memory is in no phase's way
         count = len(rows.created)
         return Purposes(np.full(count, "unknown", dtype=object), np.full(count, "", dtype=object))
     found = find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))

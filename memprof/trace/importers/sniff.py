@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import bz2
+import gzip
+import io
 import json
 import lzma
 import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
 from memprof.errors import BadInputError
 from memprof.machines.host_limits import free_memory
@@ -102,66 +104,24 @@ def _compression(start: bytes) -> str:
     return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), "")
 
 
-class _Unpacker(Protocol):
-    """What the decompressors of bz2 and lzma have in common."""
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        """Returns at most that many bytes."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the stream has ended."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """Bytes behind its end."""
-
-
-class _Gunzip:
-    """zlib's decompressor with the interface of the others: bytes it has not taken yet are its own affair."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        return self._inner.decompress(data or self._inner.unconsumed_tail, max_length)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-
-_UNPACKERS: dict[str, Callable[[], _Unpacker]] = {
-    "gzip": _Gunzip,
-    "xz": lzma.LZMADecompressor,
-    "bzip2": bz2.BZ2Decompressor,
-}
+#: The standard library's readers, which join the streams of a file and skip padding behind them.
+_OPENERS: dict[str, Callable[[BinaryIO], BinaryIO]] = {"gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}  # type: ignore[dict-item]
 
 
 def _unpacked(path: Path, data: bytes, kind: str) -> bytes:
     limit = len(data) * _MOST_GROWTH[kind] + _SLACK_BYTES
     result = bytearray()
     try:
-        while data:
-            unpacker = _UNPACKERS[kind]()
-            piece = unpacker.decompress(data, _PIECE_BYTES)
-            while piece:
+        with _OPENERS[kind](io.BytesIO(data)) as file:
+            while piece := file.read(_PIECE_BYTES):
                 result += piece
                 if len(result) > limit:
                     raise BadInputError(
                         f"{path} unpacks to more than {format_bytes(limit)}, {_MOST_GROWTH[kind]} times its size: "
                         "no trace does."
                     )
-                piece = b"" if unpacker.eof else unpacker.decompress(b"", _PIECE_BYTES)
-            if not unpacker.eof:
-                raise BadInputError(f"{path} is cut short: its {kind} stream has no end.")
-            data = unpacker.unused_data
-            if data and _compression(data) != kind:
-                break  # padding, which the formats' own tools ignore too
+    except EOFError:
+        raise BadInputError(f"{path} is cut short: its {kind} stream has no end.") from None
     except (zlib.error, lzma.LZMAError, OSError) as error:
         raise BadInputError(f"{path} is damaged: {error}.") from error
     return bytes(result)

@@ -177,7 +177,7 @@ def _operator(name: str) -> dict[str, object]:
         pytest.param(LIKE_HOPPERS, 1, [_operator("mm")], True, id="by size, where the frames do not say"),
         pytest.param(LIKE_HOPPERS, 3, [], False, id="too many"),
         pytest.param(LIKE_HOPPERS, 2, [], False, id="several of one stack"),
-        pytest.param(LIKE_HOPPERS, 1, [], True, id="one of a stack"),
+        pytest.param(LIKE_HOPPERS, 1, [], False, id="one of a stack that makes nothing else"),
         pytest.param(CUBLAS, 3, [], True, id="a size that tensors do not have"),
     ],
 )
@@ -190,6 +190,28 @@ def test_a_workspace_of_cublas_is_known_by_its_stack(
     history = [entry("alloc", 0, MIB, TRAIN), *(entry("alloc", place, size, [*native, *FORWARD]) for place in places)]
     ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot(at, history))).ranks
     assert (tables[Storages].category == "workspace").tolist() == [False, *[is_workspace] * count]
+
+
+def test_python_alone_shows_a_workspace_by_its_products_result(tmp_path: Path) -> None:
+    """Without C++ frames, 32 MiB that stay are cuBLAS's if their line made a product's result next to them."""
+    places = [LIKE_HOPPERS, 2 * LIKE_HOPPERS]
+    history = [entry("alloc", places[0], MIB, FORWARD), entry("alloc", places[1], LIKE_HOPPERS, FORWARD)]
+    at = [segment(places[0], block(MIB)), segment(places[1], block(LIKE_HOPPERS))]
+    content = snapshot(at, [entry("alloc", 0, 512, TRAIN), *freed(0, 512), *history])
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", content)).ranks
+    assert tables[Storages].category.tolist()[-2:] == ["activation", "workspace"]
+
+
+def test_size_alone_makes_no_workspace(tmp_path: Path) -> None:
+    """32 MiB that stay are a tensor where no stack was taken, and in a model's weights from before its inference."""
+    history = [entry("alloc", LIKE_HOPPERS, LIKE_HOPPERS), entry("alloc", 0, MIB)]
+    content = snapshot([segment(0, block(MIB)), segment(LIKE_HOPPERS, block(LIKE_HOPPERS))], history)
+    ((_, tables),) = import_file(write(tmp_path / "bare.pickle", content)).ranks
+    assert set(tables[Storages].category.tolist()) == {"unknown"}
+    weights = [segment(place * LIKE_HOPPERS, block(LIKE_HOPPERS)) for place in (1, 2)]
+    history = [entry("alloc", 0, MIB, FORWARD), *freed(0, MIB)]
+    ((_, tables),) = import_file(write(tmp_path / "s.pickle", snapshot(weights, history))).ranks
+    assert sorted(tables[Storages].category.tolist()) == ["parameter", "parameter", "temporary"]
 
 
 def test_old_tensors_as_large_as_a_workspace_are_parameters(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, SNAPSHOT_AT_END
 from memprof.trace.importers.columns import Annotation
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.importers.phases import find_phases
-from memprof.trace.importers.snapshot import parse_snapshot
+from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.manifest import Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
@@ -137,7 +137,7 @@ def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Ta
         OSError: The snapshot cannot be read.
         BadInputError: It is damaged.
     """
-    snapshot = parse_snapshot(path, path.read_bytes())
+    snapshot = read_snapshot(path, path.read_bytes())
     if not snapshot.devices:
         raise BadInputError(f"{path} is a snapshot of an allocator that held nothing and recorded nothing.")
     device = max(snapshot.devices, key=lambda one: (one.facts.peak_requested_bytes, -one.number))
