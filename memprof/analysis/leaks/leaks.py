@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from memprof.analysis.leaks.growth import (
+    LEAST_LEAK_BYTES,
     LEAST_STEPS,
     Growth,
     StepEnds,
@@ -19,7 +20,15 @@ from memprof.analysis.leaks.growth import (
     rhythm,
     steady_rise,
 )
-from memprof.analysis.leaks.leak import HeldBy, Leak, held_by, leaks_of_run
+from memprof.analysis.leaks.leak import (
+    HeldBy,
+    Leak,
+    describe_cause,
+    describe_rate,
+    held_by,
+    leaks_of_kinds,
+    leaks_of_run,
+)
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
@@ -31,6 +40,10 @@ from memprof.units import format_bytes
 
 #: Of these, what one step makes is set up: state of an optimizer, a gradient that is accumulated.
 _SET_UP = {"optimizer_state", "parameter", "gradient", "buffer"}
+#: What stays and may be growth is noticed from this share of the peak on.
+_NOTICED = 0.005
+#: Lines whose sum differs from a run's growth by less than this share of it are all of it.
+_NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,11 @@ def find_leaks(trace: Trace) -> LeakReport:
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
+        total = sum(leak.bytes_per_step for leak in leaks)
+        if run.follows_inputs and not total:
+            return LeakReport(replace(run, bytes_per_step=0, why_unknown=""), ())
+        if run.bytes_per_step and (run.follows_inputs or _is_near(total, run.bytes_per_step)):
+            run = replace(run, bytes_per_step=total)
         return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
@@ -66,29 +84,78 @@ def find_leaks(trace: Trace) -> LeakReport:
     grown = [leak for leak in found if leak.every_steps]
     first, last = int(ends.steps[0]), int(ends.steps[-1])
     if found and not grown:
-        return LeakReport(Growth(None, first, last, "storages", _why_undecided(ends, found)), tuple(found))
+        return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
+    if not found and (later := _grown_later(trace, last)):
+        why = (
+            f"none of steps {first} to {last} stays, but after them memory did: {describe_rate(later[0])}, "
+            f"{describe_cause(later[0])}. The whole run shows the line and the rate ({_again(trace, '--light')})."
+        )
+        return LeakReport(Growth(None, first, last, "storages", why), tuple(later))
     total = sum(leak.bytes_per_step for leak in grown)
     return LeakReport(Growth(total, first, last, "storages"), tuple(grown))
 
 
+def describe_leaks(report: LeakReport) -> str:
+    """Returns whether memory grows, with the line that makes most of what stays and what holds it."""
+    verdict, leaks = describe_growth(report.growth), report.leaks
+    if not report.growth.bytes_per_step or not leaks:
+        return verdict
+    most = "" if len(leaks) == 1 else f"{describe_rate(leaks[0])} of it "
+    return f"{verdict.removesuffix('.')}: {most}{describe_cause(leaks[0])}."
+
+
 def growth_notice(trace: Trace) -> str:
-    """Returns the sentence on growth where the recorded peaks differ and memory rose; else ""."""
-    if not describe_steps(trace.step_peaks()) and not len(trace.table(StepPeaks)):
-        return ""
-    growth = find_leaks(trace).growth
-    return describe_growth(growth) if growth.is_rise else ""
+    """Returns the sentence on growth, with its line and holder, where it is more than a list of numbers; else ""."""
+    report = find_leaks(trace)
+    growth, is_noticed = report.growth, bool(describe_steps(trace.step_peaks()) or len(trace.table(StepPeaks)))
+    if growth.bytes_per_step is None:
+        least = max(trace.step_peaks().values(), default=0) * _NOTICED
+        is_noticed |= sum(leak.kept_bytes for leak in report.leaks) > least
+        return describe_growth(growth) if growth.how and is_noticed else ""
+    return describe_leaks(report) if growth.bytes_per_step >= LEAST_LEAK_BYTES else ""
 
 
-def _why_undecided(ends: StepEnds, found: list[Leak]) -> str:
+def _is_near(total: int, growth: int) -> bool:
+    """Whether the lines make up the growth of a run, which is that of its floor: then they are what grows."""
+    return abs(total - growth) <= _NEAR * growth
+
+
+def _again(trace: Trace, options: str) -> str:
+    """Returns the command that records the job again."""
+    from memprof.analysis.plans.predict import words_for_record  # most recordings need no other
+
+    return f"`memprof record {options} {words_for_record(trace.manifest)}`"
+
+
+def _why_undecided(trace: Trace, ends: StepEnds, found: list[Leak]) -> str:
     """Returns the sentence on what stays where the steps are too few to know whether more will."""
     leak, first, last = found[0], int(ends.steps[0]), int(ends.steps[-1])
-    place = f", made at {leak.line}" if leak.line else ""
     kept = format_bytes(sum(one.kept_bytes for one in found))
     return (
-        f"{kept} of steps {first} to {last} stay{place}, and these steps are too few to tell growth from a cache that "
-        f"fills up. Record more of them (`memprof record --steps {max(12, 3 * len(ends.steps))}`), or the whole run "
-        "(`memprof record --light`)."
+        f"{kept} of steps {first} to {last} stay, {describe_cause(leak)}; these steps are too few to tell growth from "
+        f"a cache that fills up. Record {max(12, 3 * len(ends.steps))} of them, or the whole run "
+        f"({_again(trace, '--light')})."
     )
+
+
+def _grown_later(trace: Trace, last: int) -> list[Leak]:
+    """Returns what became more after the recorded steps, those of most bytes first, by statements on the tensors.
+
+    Args:
+        trace: The recording.
+        last: The last of these steps.
+    """
+    holders = trace.table(Holders)
+    holders = holders.take((holders.step > last) & (holders.storage_id == NONE) & (holders.tensors > 0))
+    leaks = []
+    for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
+        rows = (holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.has_graph == kind[3])
+        all_counts = [holders.tensors[rows & (holders.step == step)].max(initial=0) for step in np.unique(holders.step)]
+        counts = np.trim_zeros(np.array(all_counts), "f")
+        is_ring = leak.held_by is not None and leak.held_by.kind == "ring"
+        if counts[-1] > counts[0] and (np.diff(counts) >= 0).all() and not is_ring:
+            leaks.append(replace(leak, every_steps=0))
+    return sorted(leaks, key=lambda leak: -leak.kept_bytes)
 
 
 def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:

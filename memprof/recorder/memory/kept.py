@@ -52,6 +52,8 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 
 #: Shape, element type and device of a tensor, and whether it has an autograd graph.
 Kind = tuple[str, str, str, bool]
+#: Bytes of a tensor's storage, and its element type.
+Size = tuple[int, torch.dtype]
 #: Stack and operator that made a tensor.
 Line = tuple[str, int]
 #: Returns address and bytes of a tensor's storage; address 0 for one without.
@@ -90,20 +92,29 @@ class Survivor(NamedTuple):
 
 
 class KeptTensors:
-    """Counts the tensors that Python holds, by kind, and writes what holds those that have become more."""
+    """Counts the tensors that Python holds, by kind, and writes what holds those that have become more.
 
-    def __init__(self, log: RawLog, span: Span, *, is_whole_run: bool = False) -> None:
+    Attributes:
+        grown: Sizes of the tensors of which the last statement found more than the one before.
+    """
+
+    def __init__(
+        self, log: RawLog, span: Span, *, is_whole_run: bool = False, has_addresses: bool = True
+    ) -> None:
         """Begins without a count.
 
         Args:
             log: Destination of the statements.
             span: Returns address and bytes of a tensor's storage.
             is_whole_run: Statements are written over a whole run, in little time.
+            has_addresses: A statement's addresses are those of storages that are recorded then.
         """
         self._log = log
         self._span = span
-        self._is_whole_run = is_whole_run
-        self._counts: dict[Kind, int] | None = None
+        self._is_whole_run, self._has_addresses = is_whole_run, has_addresses
+        self.grown: frozenset[Size] = frozenset()
+        self._first: dict[Kind, int] | None = None  # as many as there were at the first count
+        self._counts: dict[Kind, int] = {}
         self._bytes = 0  # of all tensors, at the first count
         self._began = time.thread_time()
         self._spent = 0.0
@@ -113,13 +124,13 @@ class KeptTensors:
     @property
     def has_counted(self) -> bool:
         """Whether tensors have been counted: only then can a statement tell which became more."""
-        return self._counts is not None
+        return self._first is not None
 
     def count(self) -> None:
         """Counts the tensors that there are, for the next statement to compare with."""
         with torch._C.DisableTorchFunction(), untraced():
             kinds = self._by_kind()
-            self._counts = {kind: len(alike) for kind, alike in kinds.items()}
+            self._first = self._counts = {kind: len(alike) for kind, alike in kinds.items()}
             self._bytes = self._sum(kinds)
         self._counted_at = self._step_began_at = _sequence_number()
 
@@ -136,14 +147,14 @@ class KeptTensors:
         return has_time
 
     def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
-        """Counts, and writes what holds the tensors of which there are more than at the count before.
+        """Counts, and writes what holds the tensors of which there are more than at the first count.
 
         Args:
             step: The step that has just ended.
             survivors: Storages whose lines are known, which are written too.
 
         Returns:
-            Whether there are more tensors of any kind, or survivors.
+            Whether there are more tensors of any kind than at the count before, or survivors.
         """
         began = time.thread_time()
         self._next_step = max(_FIRST_STEP, step + step // 2)
@@ -152,7 +163,7 @@ class KeptTensors:
         if records:
             self._log.record("holders", records)
         self._spent += time.thread_time() - began
-        return bool(records)
+        return bool(self.grown or survivors)
 
     def state_idle(self, step: int, trained: list[torch.Tensor]) -> None:
         """Writes what holds the tensors that training does not keep, such as a loaded checkpoint, if they are large.
@@ -204,11 +215,17 @@ class KeptTensors:
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         views: dict[int, torch.Tensor] = {}
-        kinds, before = self._by_kind(views), self._counts
+        kinds, first, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
-        if before is None:
+        if first is None:
+            self._first = self._counts
             return []
-        grown = [kind for kind, alike in kinds.items() if len(alike) - before.get(kind, 0) >= _LEAST_GROWTH]
+        grown = [kind for kind, alike in kinds.items() if len(alike) - first.get(kind, 0) >= _LEAST_GROWTH]
+        self.grown = frozenset(
+            (self._span(kinds[kind][-1])[1], kinds[kind][-1].dtype)
+            for kind in grown
+            if self._counts[kind] > before.get(kind, 0)
+        )
         sizes = {kind: sum(self._span(tensor)[1] for tensor in kinds[kind]) for kind in grown}
         most_tensors, most_of_a_kind = _MOST_TENSORS, _MOST_OF_A_KIND
         if self._is_whole_run:
@@ -220,7 +237,7 @@ class KeptTensors:
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
         if not self._is_whole_run and self._sum(kinds) > self._bytes:
-            chosen += self._replaced(kinds, before)
+            chosen += self._replaced(kinds, first)
             sizes |= {kind: self._span(tensor)[1] for kind, tensor in chosen if kind not in sizes}
         examples = self._examples(kinds, survivors)
         # A view holds its base in C++: of a base that nothing in Python refers to, the holder is its view's.
@@ -258,7 +275,7 @@ class KeptTensors:
         records: list[dict[str, Any]] = [
             {
                 **common,
-                "address": self._span(tensor)[0],
+                "address": self._span(tensor)[0] if self._has_addresses else 0,
                 "tensors": self._counts[kind],
                 "bytes": sizes[kind],
                 **_described(kind, one),
