@@ -213,7 +213,7 @@ class Observation(ThreadObservation):
         self._step_start_ns = clock_ns()
 
     def end_resting(self, step: int) -> None:
-        """Ends a step after the window: states what has become more, where due, and writes the time of a clocked one."""
+        """Ends a step after the window: states what has become more, if due, and writes the time of a clocked one."""
         if self._can_grow and self._later.is_due(step):
             self._later.state(step)
         if not self._is_clocked:

@@ -165,7 +165,9 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
     by_kind: dict[_Kind, list[int]] = {}
     for row in (row for rows in latest.values() for row in rows):
         by_kind.setdefault(_kind(followed, row), []).append(row)
-    modules, steady, rare = trace.table(Modules), [], []
+    modules = trace.table(Modules)
+    steady: list[Leak] = []
+    rare: list[Leak] = []
     for place, rows in latest.items():
         chains = [row for row in by_line[place] if followed.chain[row]]
         chains.sort(key=lambda row: followed.stack_id[row] == NONE)  # at the end of a run, a variable's line is unknown

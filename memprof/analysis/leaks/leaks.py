@@ -146,7 +146,7 @@ def _grown_later(trace: Trace, last: int) -> list[Leak]:
         last: The last of these steps.
     """
     holders = trace.table(Holders)
-    holders = holders.take((holders.step > last) & (holders.storage_id == NONE) & (holders.tensors > 0))
+    holders = holders.take((holders.step > last + 1) & (holders.storage_id == NONE) & (holders.tensors > 0))
     leaks = []
     for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
         rows = (holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.has_graph == kind[3])
@@ -166,7 +166,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
     is_elsewhere = storages.name == ELSEWHERE  # the operator of then has not made it
     stays = is_own & (gone == count) & ((born < count - 1) | is_elsewhere)
     steps_of = ops.step[storages.created_op_id]
-    held = _Held(trace, sources, steps_of)
+    held = _Held(trace, sources, steps_of, int(ends.steps[-1]))
     # The history of LBFGS fills up, until it has `history_size` updates.
     keeps_history = any(IS_LBFGS in one.words for one in read_optimizers(trace.manifest.optimizers))
 
@@ -312,9 +312,11 @@ def _title(modules: Modules, module: int) -> str:
 class _Held:
     """Looks up what holds storages."""
 
-    def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
+    def __init__(self, trace: Trace, sources: Sources, steps_of: Ints, last_step: int) -> None:
         holders = trace.table(Holders)
-        holders = holders.take((holders.tensors > 0) | holders.is_by_graph)  # others are not looked up for growth
+        # Others are not looked up for growth, or not in these steps.
+        is_own = ((holders.tensors > 0) | holders.is_by_graph) & (holders.step <= last_step + 1)
+        holders = holders.take(is_own)
         self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
         self._sources, self._steps_of = sources, steps_of
         self._trace = trace

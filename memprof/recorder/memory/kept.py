@@ -98,9 +98,7 @@ class KeptTensors:
         grown: Sizes of the tensors of which the last statement found more than the one before.
     """
 
-    def __init__(
-        self, log: RawLog, span: Span, *, is_whole_run: bool = False, has_addresses: bool = True
-    ) -> None:
+    def __init__(self, log: RawLog, span: Span, *, is_whole_run: bool = False, has_addresses: bool = True) -> None:
         """Begins without a count.
 
         Args:
@@ -215,12 +213,12 @@ class KeptTensors:
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         views: dict[int, torch.Tensor] = {}
-        kinds, first, before = self._by_kind(views), self._first, self._counts
+        kinds, earliest, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
-        if first is None:
+        if earliest is None:
             self._first = self._counts
             return []
-        grown = [kind for kind, alike in kinds.items() if len(alike) - first.get(kind, 0) >= _LEAST_GROWTH]
+        grown = [kind for kind, alike in kinds.items() if len(alike) - earliest.get(kind, 0) >= _LEAST_GROWTH]
         self.grown = frozenset(
             (self._span(kinds[kind][-1])[1], kinds[kind][-1].dtype)
             for kind in grown
@@ -237,7 +235,7 @@ class KeptTensors:
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
         if not self._is_whole_run and self._sum(kinds) > self._bytes:
-            chosen += self._replaced(kinds, first)
+            chosen += self._replaced(kinds, earliest)
             sizes |= {kind: self._span(tensor)[1] for kind, tensor in chosen if kind not in sizes}
         examples = self._examples(kinds, survivors)
         # A view holds its base in C++: of a base that nothing in Python refers to, the holder is its view's.
