@@ -41,7 +41,7 @@ def _text(part: object) -> str:
 def test_what_grows_is_named_with_a_way_to_it() -> None:
     """The rate, the steps, the line, and a button that finds its tensors at the end of the last step."""
     text = _text(_recording(_rank(4), LIGHT))
-    assert "Memory grows by 2.00 MiB a step (steps 0 to 3)." in text
+    assert "Memory grows by 2.00 MiB a step (steps 0 to 3): made at" in text
     assert "512x1024 float32" in text
     assert "train.py:7" in text
     assert r"\\\"at\\\": 11" in text  # the last of 4 x 3 operators

@@ -168,6 +168,12 @@ def steady_rise(sizes: Ints) -> int:
     return int(np.median(rises)) if is_steady else 0
 
 
+def bytes_of_run(peaks: StepPeaks) -> Ints:
+    """Returns what growth shows in: bytes at the end of each step, the peaks in recordings of earlier versions."""
+    is_counted = peaks.end_bytes != NONE
+    return np.where(is_counted, peaks.end_bytes, peaks.allocated_bytes * (not is_counted.any()))
+
+
 def growth_of_run(peaks: StepPeaks) -> Growth | None:
     """Returns the growth of a whole run: of the floor of what steps leave, since batches differ; None without steps.
 
@@ -175,12 +181,9 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     """
     if not len(peaks):
         return None
-    counted = np.flatnonzero(peaks.end_bytes != NONE)
-    what, values = "memory at the end of the steps", peaks.end_bytes
-    if len(counted):
-        alike = counted
-    else:
-        what, values = "the peaks", peaks.allocated_bytes
+    values, counted = bytes_of_run(peaks), np.flatnonzero(peaks.end_bytes != NONE)
+    alike = counted
+    if not len(counted):
         names, counts = np.unique(peaks.how.astype(str), return_counts=True)
         alike = np.flatnonzero(peaks.how == names[np.argmax(counts)])  # sampled peaks are lower than complete ones
     count, alike = len(alike), alike[len(alike) // 4 :]  # optimizer state and caches are set up in the first steps
@@ -200,7 +203,7 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     is_larger = bool((np.diff(larger)[rose] > 0).all() and larger[-1] > _LARGER * larger[0])
     if len(rose) in range(1, LEAST_STEPS) and not has_ended and (rises >= 0).all() and whole > _NOTICED * sizes[0]:
         why = (
-            f"{what} rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
+            f"memory rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
             "cache that fills up. Record a longer run."
         )
         return Growth(None, first, last, "counts", why, is_larger)

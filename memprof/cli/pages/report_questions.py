@@ -99,6 +99,8 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
 
 def _fill(page: Page, report: LeakReport, rows: int) -> None:
     page.say(describe_leaks(report), "bold")
+    if report.growth.bytes_per_step == 0 and report.growth.how == "storages":
+        page.say("What is kept less often, such as once an epoch, shows over a whole run: `memprof record --light`.")
     if not report.leaks:
         return
     page.say(describe_leak(report.leaks[0]))
