@@ -98,7 +98,8 @@ def describe_leaks(report: LeakReport) -> str:
     verdict, leaks = describe_growth(report.growth), report.leaks
     if not report.growth.bytes_per_step or not leaks:
         return verdict
-    most = "" if len(leaks) == 1 else f"{describe_rate(leaks[0])} of it "
+    is_all = leaks[0].bytes_per_step >= (1 - _NEAR) * report.growth.bytes_per_step
+    most = "" if is_all else f"{format_bytes(leaks[0].bytes_per_step)} of it "
     return f"{verdict.removesuffix('.')}: {most}{describe_cause(leaks[0])}."
 
 
