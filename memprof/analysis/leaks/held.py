@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.analysis.leaks.leak import HeldBy, held_by
 from memprof.analysis.report.sources import Sources
-from memprof.trace.schema import NONE, Bools, Holders, Ints, Storages, Uses
+from memprof.trace.schema import NONE, Holders, Ints, Storages, Uses
 from memprof.trace.store import Trace
 
 
@@ -35,8 +35,8 @@ class Held:
         written = self._uses.take(self._uses.role != "read")
         return written.take(np.argsort(written.storage_id, kind="stable"))
 
-    def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
-        """Returns what holds some storages: a variable, else the graph of a tensor computed from them."""
+    def of(self, storages: Storages, some: list[int]) -> HeldBy | None:
+        """Returns what holds some storages: a variable, else the graph that they are in."""
         holders = self._holders
         is_known = holders.chain != ""
         rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
@@ -46,21 +46,7 @@ class Held:
         if len(rows):
             row = self._of_several_steps(self._by_graph, rows.tolist())
             return None if row == NONE else held_by(self._by_graph, row, self._sources, is_by_graph=True)
-        alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
-        if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
-            return None  # it may be one of those that were not looked up
-        has_graph: Bools = holders.has_graph & is_known & (holders.storage_id != NONE)
-        kept = set(storages.storage_id[some].tolist())
-        roots = []
-        for row in np.flatnonzero(has_graph).tolist():
-            storage = int(holders.storage_id[row])
-            is_made_then = storage < len(self._steps_of) and int(self._steps_of[storage]) in steps
-            if is_made_then and not kept.isdisjoint(self._computed_from(storage)):
-                roots.append(row)
-        # Of several graphs, any may hold it.
-        is_one = len({_variable(holders, row) for row in roots}) == 1
-        row = self._of_several_steps(holders, roots) if is_one else NONE
-        return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
+        return None
 
     def _of_several_steps(self, holders: Holders, rows: list[int]) -> int:
         """Returns the first row of a variable whose graphs are of several steps, NONE if there is none.
@@ -90,11 +76,6 @@ class Held:
         row = int(rows[0])
         held = held_by(holders, row, self._sources, is_by_graph=False)
         return held, str(holders.shape[row]), str(holders.dtype[row])
-
-    def _computed_from(self, storage_id: int) -> set[int]:
-        """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
-        step = self._steps_of[storage_id]
-        return {one for one in self.origins_of(storage_id) if self._steps_of[one] == step}
 
     def origins_of(self, storage_id: int) -> set[int]:
         """Returns the storages that a storage was computed from, back to the first of earlier steps."""

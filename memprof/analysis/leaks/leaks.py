@@ -64,14 +64,17 @@ def find_leaks(trace: Trace) -> LeakReport:
         total = sum(leak.bytes_per_step for leak in leaks)
         if run.follows_inputs and not total:
             return LeakReport(replace(run, bytes_per_step=0, why_unknown=""), ())
-        if run.bytes_per_step and (run.follows_inputs or _is_near(total, run.bytes_per_step)):
-            run = replace(run, bytes_per_step=total)
+        growth = run.bytes_per_step or 0
+        if growth and (run.follows_inputs or abs(total - growth) <= _NEAR * growth):
+            run = replace(run, bytes_per_step=total)  # the floor of the run is only near
         return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
     if ends is None or count < LEAST_STEPS:
         why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
-        if not count:
+        if count:
+            why += f" Record more of them ({_again(trace, '--steps 12')})."
+        else:
             why += (
                 " A step ends when an optimizer updates. In a loop without one, `memprof record --light` counts each "
                 "call of the model as a step; `memprof report` shows what it holds at its peak, by line."
@@ -105,18 +108,16 @@ def describe_leaks(report: LeakReport) -> str:
 
 def growth_notice(trace: Trace) -> str:
     """Returns the sentence on growth, with its line and holder, where it is more than a list of numbers; else ""."""
-    report = find_leaks(trace)
-    growth, is_noticed = report.growth, bool(describe_steps(trace.step_peaks()) or len(trace.table(StepPeaks)))
-    if growth.bytes_per_step is None:
-        least = max(trace.step_peaks().values(), default=0) * _NOTICED
-        is_noticed |= sum(leak.kept_bytes for leak in report.leaks) > least
-        return describe_growth(growth) if growth.how and is_noticed else ""
-    return describe_leaks(report) if growth.bytes_per_step >= LEAST_LEAK_BYTES else ""
-
-
-def _is_near(total: int, growth: int) -> bool:
-    """Whether the lines make up the growth of a run, which is that of its floor: then they are what grows."""
-    return abs(total - growth) <= _NEAR * growth
+    report, peaks = find_leaks(trace), trace.step_peaks()
+    if report.growth.bytes_per_step is not None:
+        return describe_leaks(report) if report.growth.bytes_per_step >= LEAST_LEAK_BYTES else ""
+    sizes = list(peaks.values())
+    if not report.growth.how:  # too few steps, the last of which may be the highest
+        is_noticed = len(sizes) > 1 and sizes[-1] > sizes[0] and bool(describe_steps(peaks))
+    else:
+        kept = sum(leak.kept_bytes for leak in report.leaks)
+        is_noticed = bool(describe_steps(peaks)) or kept > _NOTICED * max(sizes, default=0)
+    return describe_growth(report.growth) if is_noticed else ""
 
 
 def _again(trace: Trace, options: str) -> str:
@@ -194,7 +195,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
         is_history = keeps_history and kinds == {"optimizer_state"}
         if every == 0 or _is_replaced(ends, some) or (every is None and kinds <= _SET_UP and not is_history):
             continue
-        holder = held.of(storages, some.tolist(), steps_of[some].tolist())
+        holder = held.of(storages, some.tolist())
         if is_history or (holder is not None and holder.kind == "ring" and not holder.is_by_graph):
             every = None  # it fills up
         sizes = [int(storages.allocated_bytes[some[births == birth]].sum()) for birth in places]
@@ -211,7 +212,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
             alive, every, rise = joined
             leak = _leak(trace, storages, [alive], rise, int(storages.allocated_bytes[alive]), None, sources)
             leak = replace(leak, every_steps=every)
-            yield replace(leak, held_by=held.of(storages, [alive], [int(steps_of[alive])]))
+            yield replace(leak, held_by=held.of(storages, [alive]))
 
 
 def _is_replaced(ends: StepEnds, rows: Ints) -> bool:

@@ -32,7 +32,9 @@ _LEAST_GROWTH = 2
 _SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
 _LEAST_S = 0.4
-_FIRST_STEP = 8
+_FIRST_STEP = 4
+#: Steps until the second statement, and at least between the others: tensors made in two steps have two to go.
+_SOON, _APART = 2, 5
 #: Where no time is left, this share of the steps so far passes until the next look: one in so many.
 _RETRY = 64
 
@@ -155,7 +157,7 @@ class KeptTensors:
             Whether there are more tensors of any kind than at the count before, or survivors.
         """
         began = time.thread_time()
-        self._next_step = max(_FIRST_STEP, step + step // 2)
+        self._next_step = step + max(_APART if self.has_counted else _SOON, step // 2)
         with torch._C.DisableTorchFunction(), untraced():
             records = self._records(step, survivors)
         if records:
