@@ -129,12 +129,10 @@ def _again(trace: Trace, options: str) -> str:
 
 def _why_undecided(trace: Trace, ends: StepEnds, found: list[Leak]) -> str:
     """Returns the sentence on what stays where the steps are too few to know whether more will."""
-    leak, first, last = found[0], int(ends.steps[0]), int(ends.steps[-1])
-    kept = format_bytes(sum(one.kept_bytes for one in found))
+    kept, more = format_bytes(sum(leak.kept_bytes for leak in found)), max(12, 3 * len(ends.steps))
     return (
-        f"{kept} of steps {first} to {last} stay, {describe_cause(leak)}; these steps are too few to tell growth from "
-        f"a cache that fills up. Record {max(12, 3 * len(ends.steps))} of them, or the whole run "
-        f"({_again(trace, '--light')})."
+        f"{kept} of steps {ends.steps[0]} to {ends.steps[-1]} stay, {describe_cause(found[0])}; it may be a cache that "
+        f"fills up. Record the whole run ({_again(trace, '--light')}), or {more} steps (`--steps {more}`)."
     )
 
 
