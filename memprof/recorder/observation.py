@@ -190,6 +190,8 @@ class Observation(ThreadObservation):
 
     def rest(self) -> None:
         """Suspends recording until `record_again`: the window is over."""
+        if not self.has_ended:  # without marked steps, the window's last is followed by no timed one
+            self._look_at_kept(Watch.RESTING)
         self._sessions.close()
         self._sessions.sources.forget()
         self.reads.close()

@@ -156,3 +156,27 @@ def test_a_whole_run_names_the_line_of_what_is_kept_once_an_epoch(tmp_path: Path
     assert (leak.every_steps, leak.line.endswith("job.py:15"), leak.op) == (5, True, "aten.cat.default")
     assert leak.held_by is not None
     assert leak.held_by.chain.startswith("results[")
+
+
+BY_HAND = """
+import torch
+
+net = torch.nn.Linear(64, 64)
+seen = {}
+for step in range(9):
+    x = torch.randn(32, 64)
+    net.zero_grad()
+    net(x).square().mean().backward()
+    seen[step] = x
+    for weights in net.parameters():
+        weights.data.add_(-0.1 * weights.grad)
+"""
+
+
+def test_what_a_loop_without_an_optimizer_keeps_has_a_holder(tmp_path: Path) -> None:
+    """Its window is followed by no timed step: what stays is looked up all the same."""
+    report = find_leaks(record_script(tmp_path, BY_HAND, "-q").trace)
+    (leak,) = report.leaks
+    assert leak.bytes_per_step == 8192
+    assert leak.held_by is not None
+    assert leak.held_by.chain.startswith("seen[")

@@ -92,11 +92,12 @@ def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) 
 
 
 def describe_leak(leak: Leak) -> str:
-    """Returns one sentence on tensors that stay: their growth, age, holder and origin."""
+    """Returns what the tensors that stay are: ``8.00 KiB a step; kept since step 2: activation 64x8 float32 of fc``."""
+    category = "" if leak.category in ("temporary", "unknown") else leak.category.replace("_", " ")
     since = "" if leak.since_step is None else f"; kept since step {leak.since_step}"
-    by = "" if leak.held_by is None else f" by {describe_holder(leak.held_by)}"
-    kept = since + by if since else by and f"; kept{by}"
-    return f"{describe_rate(leak)}{kept}{_describe_origin(leak)}"
+    by, module = f"by {leak.op}" if leak.op else "", f"of {leak.module}" if leak.module else ""
+    what = " ".join(part for part in (category, leak.shape, leak.dtype, by, module) if part)
+    return f"{describe_rate(leak)}{since}: {what}"
 
 
 def describe_rate(leak: Leak) -> str:
@@ -112,15 +113,6 @@ def describe_cause(leak: Leak) -> str:
     what = f"{leak.shape} {leak.dtype}".strip()
     made = f"made at {leak.line}" if leak.line else f"made by {leak.op}" if leak.op else what
     return f"{made}, held by {'unknown' if leak.held_by is None else describe_holder(leak.held_by)}"
-
-
-def _describe_origin(leak: Leak) -> str:
-    """Returns what a leak's tensors are and where they are made, behind a comma."""
-    category = "" if leak.category in ("temporary", "unknown") else leak.category.replace("_", " ")
-    what = " ".join(part for part in (category, leak.shape, leak.dtype) if part)
-    module = f" of {leak.module}" if leak.module else ""
-    line = f" at {leak.line}" if leak.line else ""
-    return f", {what}" + (f", made{line} by {leak.op}{module}" if leak.op else "")
 
 
 def describe_holder(held: HeldBy) -> str:
@@ -174,6 +166,10 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
         held = None
         if chains:
             held = held_by(followed, chains[0], sources, is_by_graph=bool(followed.is_by_graph[chains[0]]))
+            alike = kinds.get(_kind(followed, rows[0]))
+            if not held.place and alike is not None and alike.held_by is not None:
+                is_same = held.chain.partition("[")[0] == alike.held_by.chain.partition("[")[0]
+                held = replace(held, place=alike.held_by.place if is_same else "")
         leak = _of_line(modules, followed, rows, kinds, by_kind, place, held)
         (steady if leak.bytes_per_step else rare).append(leak)
     rare += [leak for kind, leak in kinds.items() if kind not in by_kind]
