@@ -86,7 +86,10 @@ def test_steps_too_few_for_the_rhythm_are_undecided() -> None:
     assert describe_growth(report.growth).startswith(
         "Cannot determine whether memory grows: 256.00 KiB of steps 0 to 2 stay, made at train.py:7, held by "
     )
-    assert "Record the whole run (`memprof record --light train.py`), or 12 steps (`--steps 12`)." in report.growth.why_unknown
+    assert (
+        "Record the whole run (`memprof record --light train.py`), or 12 steps (`--steps 12`)."
+        in report.growth.why_unknown
+    )
 
 
 @pytest.mark.parametrize(
