@@ -209,6 +209,22 @@ def test_what_is_kept_after_the_window_is_undecided_and_names_the_whole_run() ->
         assert find_leaks(_with(tables, ended)).growth.bytes_per_step == 0
 
 
+def test_growth_of_a_window_that_did_not_go_on_is_none() -> None:
+    """A cache that was full after it, or a list that was cleared; at the end of the job, local variables are gone."""
+    tables = make_tables(*_job(4, set(range(4))))
+    ops, storages = tables[Ops], tables[Storages]
+    assert isinstance(ops, Ops)
+    assert isinstance(storages, Storages)
+    window = _held(step=[3], tensors=[4], total_bytes=[4 * KEPT], storage_id=[int(storages.storage_id[0])])
+    for sizes, growth in (([5, 6, 5], 0), ([5, 12, 30], KEPT), ([5, 12, 2], KEPT)):
+        totals = [KEPT * size for size in sizes]
+        later = _held(
+            step=[7, 14, 24], tensors=sizes, total_bytes=totals, shape=[""] * 3, dtype=[""] * 3, chain=[""] * 3
+        )
+        trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, Holders.joined([window, later]))
+        assert find_leaks(trace).growth.bytes_per_step == growth
+
+
 def _run(ends: Sequence[int], inputs: Sequence[int], holders: Holders) -> LeakReport:
     """Returns what grows in a whole run whose steps leave `ends` bytes and call models on `inputs` elements."""
     count = len(ends)

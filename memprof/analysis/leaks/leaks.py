@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from memprof.analysis.leaks.after_window import grown_later, still_growing
 from memprof.analysis.leaks.growth import (
     LEAST_LEAK_BYTES,
     LEAST_STEPS,
@@ -24,14 +25,13 @@ from memprof.analysis.leaks.leak import (
     Leak,
     describe_cause,
     describe_rate,
-    leaks_of_kinds,
     leaks_of_run,
 )
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
-from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages
+from memprof.trace.schema import NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
 from memprof.trace.store import Trace
 from memprof.trace.usages import IS_LBFGS, read_optimizers
 from memprof.units import format_bytes
@@ -82,11 +82,12 @@ def find_leaks(trace: Trace) -> LeakReport:
         return LeakReport(Growth(None, why_unknown=why), ())
     lines = _lines(trace, ends, find_sources(trace.table(Stacks)))
     found = sorted(lines, key=lambda leak: (-leak.bytes_per_step, -leak.kept_bytes))
-    grown = [leak for leak in found if leak.every_steps]
     first, last = int(ends.steps[0]), int(ends.steps[-1])
+    found = still_growing(trace, found, last)
+    grown = [leak for leak in found if leak.every_steps]
     if found and not grown:
         return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
-    if not found and (later := _grown_later(trace, last)):
+    if not found and (later := grown_later(trace, last)):
         why = (
             f"none of steps {first} to {last} stays, but after them memory did: {describe_rate(later[0])}, "
             f"{describe_cause(later[0])}. The whole run shows the line and the rate ({_again(trace, '--light')})."
@@ -134,26 +135,6 @@ def _why_undecided(trace: Trace, ends: StepEnds, found: list[Leak]) -> str:
         f"{kept} of steps {ends.steps[0]} to {ends.steps[-1]} stay, {describe_cause(found[0])}; it may be a cache that "
         f"fills up. Record the whole run ({_again(trace, '--light')}), or {more} steps (`--steps {more}`)."
     )
-
-
-def _grown_later(trace: Trace, last: int) -> list[Leak]:
-    """Returns what became more after the recorded steps, those of most bytes first, by statements on the tensors.
-
-    Args:
-        trace: The recording.
-        last: The last of these steps.
-    """
-    holders = trace.table(Holders)
-    holders = holders.take((holders.step > last + 1) & (holders.storage_id == NONE) & (holders.tensors > 0))
-    leaks = []
-    for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
-        rows = (holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.has_graph == kind[3])
-        all_counts = [holders.tensors[rows & (holders.step == step)].max(initial=0) for step in np.unique(holders.step)]
-        counts = np.trim_zeros(np.array(all_counts), "f")
-        is_ring = leak.held_by is not None and leak.held_by.kind == "ring"
-        if counts[-1] > counts[0] and (np.diff(counts) >= 0).all() and not is_ring:
-            leaks.append(replace(leak, every_steps=0))
-    return sorted(leaks, key=lambda leak: -leak.kept_bytes)
 
 
 def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:

@@ -217,9 +217,13 @@ class KeptTensors:
         views: dict[int, torch.Tensor] = {}
         kinds, earliest, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
+        common = {"step": step, "time_ns": clock_ns()}
+        # Of storages that are not recorded, the sum tells whether growth went on.
+        total = {"address": 0, "tensors": sum(self._counts.values()), "bytes": self._sum(kinds)}
+        totals = [] if self._has_addresses else [{**common, **total, **_described(("", "", "", False), _NO_HOLDER)}]
         if earliest is None:
             self._first = self._counts
-            return []
+            return totals
         grown = [kind for kind, alike in kinds.items() if len(alike) - earliest.get(kind, 0) >= _LEAST_GROWTH]
         self.grown = frozenset(
             (self._span(kinds[kind][-1])[1], kinds[kind][-1].dtype)
@@ -251,7 +255,7 @@ class KeptTensors:
             graphs = graphs_over_steps(_smallest(computed), self._counted_at, self._step_began_at)
         kinds.clear()
         if not chosen and not survivors and not graphs:
-            return []
+            return totals
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
         ours = (
@@ -271,8 +275,7 @@ class KeptTensors:
         held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) :]):
             held[place] = held[place] if held[place].chain else other
-        common = {"step": step, "time_ns": clock_ns()}
-        records: list[dict[str, Any]] = [
+        records: list[dict[str, Any]] = totals + [
             {
                 **common,
                 "address": self._span(tensor)[0] if self._has_addresses else 0,
