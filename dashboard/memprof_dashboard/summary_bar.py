@@ -10,8 +10,7 @@ import numpy as np
 from dash import html
 
 from memprof.analysis.allocator.device_verdict import DOES_NOT_FIT, FITS, MAY_NOT_FIT, NO_LIMIT, DeviceVerdict
-from memprof.analysis.leaks.growth import describe_growth
-from memprof.analysis.leaks.leak import describe_holder
+from memprof.analysis.leaks.leaks import describe_leaks
 from memprof.analysis.out_of_memory.out_of_memory_words import whole_step_command
 from memprof.analysis.report.notes import describe_steps
 from memprof.errors import UsageError
@@ -73,20 +72,13 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
             sentence = f"{format_bytes(peak_bytes)} in use at the end"
         lines = [html.H1([_icon(NO_LIMIT), html.Span(sentence, title=f"{peak_bytes:,} B")])]
     if rank.leaks.growth.is_rise:
-        lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(_growth(rank), 300)], className="second"))
+        lines.append(html.P([_icon(MAY_NOT_FIT), parts.with_code(describe_leaks(rank.leaks), 300)], className="second"))
     lines.append(html.P(_facts(rank, view, peak_bytes if is_said else -1), className="facts-line"))
     if not rank.trace.manifest.capture.is_complete:
         lines.append(_incomplete(rank, device))
     lines += _lacks(rank)
     buttons = _next(rank, view, device, budget, second)
     return [html.Div(lines, className="verdict-text"), html.Div(buttons, className="next")]
-
-
-def _growth(rank: Rank) -> str:
-    """Returns by how much memory grows, and what holds the tensors that grow fastest."""
-    held = rank.leaks.leaks[0].held_by if rank.leaks.leaks else None
-    by = "" if held is None else f", held by {describe_holder(held)}"
-    return f"{describe_growth(rank.leaks.growth).removesuffix('.')}{by}"
 
 
 def _headline(verdict: DeviceVerdict, *, is_second: bool = False) -> Any:

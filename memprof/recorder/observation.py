@@ -119,6 +119,7 @@ class Observation(ThreadObservation):
         self._step_first_op = self._last_step = 0
         self._is_clocked = False
         self._kept = KeptTensors(log, self._inventory.storage_span)
+        self._later = KeptTensors(log, self._inventory.storage_span, is_whole_run=True, has_addresses=False)
         self._can_grow = window.steps >= LEAST_STEPS
 
     @property
@@ -189,6 +190,8 @@ class Observation(ThreadObservation):
 
     def rest(self) -> None:
         """Suspends recording until `record_again`: the window is over."""
+        if not self.has_ended:  # without marked steps, the window's last is followed by no timed one
+            self._look_at_kept(Watch.RESTING)
         self._sessions.close()
         self._sessions.sources.forget()
         self.reads.close()
@@ -211,8 +214,10 @@ class Observation(ThreadObservation):
         wait_for_device()
         self._step_start_ns = clock_ns()
 
-    def end_clocked(self, step: int) -> None:
-        """Writes the duration of such a step, unless part of it was recorded."""
+    def end_resting(self, step: int) -> None:
+        """Ends a step after the window: states what has become more, if due, and writes the time of a clocked one."""
+        if self._can_grow and self._later.is_due(step):
+            self._later.state(step)
         if not self._is_clocked:
             return
         self._is_clocked = False
@@ -254,6 +259,8 @@ class Observation(ThreadObservation):
             self._sessions.sources.stop()
         if self.watch is Watch.RECORDED:
             self._state_kept(step)
+        elif self.watch is Watch.RESTING and self._later.has_counted:
+            self._later.state(step)
         if is_last:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED

@@ -278,7 +278,7 @@ class Recorder(ProcessRecorder[Observation]):
         if observation.watch is not Watch.RESTING:
             observation.end_step(self._step)
         else:
-            observation.end_clocked(self._step)
+            observation.end_resting(self._step)
         if self._aside.is_lost:
             self._aside.pass_over(self._step, self._window)
         if self._after is not None:

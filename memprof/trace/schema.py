@@ -468,6 +468,8 @@ class StepPeaks(Table):
         "module calls and updates, so it misses memory allocated and freed in between",
         PEAK_SOURCES,
     )
+    end_bytes: Ints = _id("allocated at the end of the step; null in recordings of earlier versions")
+    input_elements: Ints = _id("elements of the inputs of the models in training; null in those, too")
 
 
 @dataclass(frozen=True, eq=False)

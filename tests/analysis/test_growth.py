@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +10,11 @@ import pytest
 
 from memprof.analysis.leaks.growth import describe_growth, growth_of_run, rhythm
 from memprof.analysis.leaks.leak import describe_leak
-from memprof.analysis.leaks.leaks import LeakReport, find_leaks
+from memprof.analysis.leaks.leaks import LeakReport, find_leaks, growth_notice
 from memprof.cli.main import main
+from memprof.launch.outcome.verdict import Verdict
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import StepPeaks
+from memprof.trace.schema import NONE, Holders, Ops, Stacks, StepPeaks, Storages, Table
 from memprof.trace.store import Trace, write_trace
 from tests.building import Op, Storage, make_tables, make_trace
 
@@ -74,7 +75,7 @@ def test_a_list_that_grows_in_every_second_step() -> None:
     assert report.growth.bytes_per_step == KEPT // 2
     (leak,) = report.leaks
     assert (leak.every_steps, leak.line, leak.kept_bytes) == (2, "train.py:7", 4 * KEPT)
-    assert describe_leak(leak).startswith("256.00 KiB every 2 steps; kept since step 0")
+    assert describe_leak(leak).startswith("128.00 KiB a step (every 2 steps); kept since step 0")
 
 
 def test_steps_too_few_for_the_rhythm_are_undecided() -> None:
@@ -83,10 +84,12 @@ def test_steps_too_few_for_the_rhythm_are_undecided() -> None:
     assert report.growth.bytes_per_step is None
     assert report.growth.is_rise
     assert describe_growth(report.growth).startswith(
-        "Cannot determine whether memory grows: 256.00 KiB of steps 0 to 2 stay, made at train.py:7, "
+        "Cannot determine whether memory grows: 256.00 KiB of steps 0 to 2 stay, made at train.py:7, held by "
     )
-    assert "`memprof record --steps 12`" in report.growth.why_unknown
-    assert "`memprof record --light`" in report.growth.why_unknown
+    assert (
+        "Record the whole run (`memprof record --light train.py`), or 12 steps (`--steps 12`)."
+        in report.growth.why_unknown
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,3 +158,104 @@ def test_the_rhythm_of_a_run(sizes: list[int], growth: int | None) -> None:
     found = growth_of_run(StepPeaks.of(step=range(len(sizes)), allocated_bytes=sizes, how=["counted"] * len(sizes)))
     assert found is not None
     assert found.bytes_per_step == growth
+
+
+def _held(**columns: object) -> Holders:
+    """Returns statements that `results` holds tensors, with the columns given."""
+    count = len(next(iter(columns.values())))  # type: ignore[arg-type]
+    known = {"kind": ["global"], "chain": ["results[0]"], "container": ["list"], "shape": ["512x128"]}
+    known |= {"dtype": ["float32"], "device": ["cpu"], "storage_id": [NONE], "stack_id": [0], "made_step": [NONE]}
+    known |= {"module_id": [NONE], "made_stack_id": [NONE], "has_graph": [False], "is_by_graph": [False]}
+    return Holders.of(**{name: values * count for name, values in known.items() if name not in columns}, **columns)
+
+
+def _with(trace_tables: dict[type[Table], Table], holders: Holders, stack: str = "/job/train.py:3:<module>") -> Trace:
+    stacks = Stacks.of(stack_id=[0, 1], frames=[stack, "/job/train.py:7:main"], fx_nodes=["", ""])
+    manifest = Manifest(target="train.py", command=("python", "train.py", "--epochs", "8"))
+    return Trace.of([(manifest, {**trace_tables, Holders: holders, Stacks: stacks})], "run.memprof")
+
+
+def test_growth_is_said_first_with_its_line_and_its_holder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both `report` and the summary of `record` begin with it, and name the page with every line."""
+    tables = make_tables(*_job(4, set(range(4))))
+    storages = tables[Storages]
+    assert isinstance(storages, Storages)
+    held = _held(step=[3], tensors=[4], total_bytes=[4 * KEPT], storage_id=[int(storages.storage_id[0])])
+    ops = tables[Ops]
+    assert isinstance(ops, Ops)
+    trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, held)
+    cause = "made at train.py:7, held by `results[0]` (list) in train.py:3"
+    says = f"Memory grows by 256.00 KiB a step (steps 0 to 3): {cause}."
+    assert growth_notice(trace) == says
+    path = str(tmp_path / "run.memprof")
+    write_trace(path, [(trace.manifest, {kind: trace.table(kind) for kind in (*tables, Holders, Stacks)})])
+    assert main(["report", path]) == 0
+    page = capsys.readouterr().out
+    assert page.splitlines()[0] == says
+    assert f"next: memprof report {path} --leaks" in page
+    assert str(Verdict("recorded 4 steps", growth=says)).splitlines()[0] == f"memprof: {says}"
+
+
+def test_what_is_kept_after_the_window_is_undecided_and_names_the_whole_run() -> None:
+    """Once an epoch is more seldom than any window: statements after it show what became more, and only that."""
+    tables = make_tables(*_job(3, set()))
+    grown = _held(step=[18, 27, 40], tensors=[3, 4, 6], total_bytes=[3 * KEPT, 4 * KEPT, 6 * KEPT])
+    report = find_leaks(_with(tables, grown))
+    assert report.growth.bytes_per_step is None
+    assert "1.50 MiB so far, 512x128 float32, held by `results[0]` (list) in train.py:3" in report.growth.why_unknown
+    assert "(`memprof record --light train.py --epochs 8`)" in report.growth.why_unknown
+    for counts in ([3, 4, 4], [6, 3, 4], [4, 4, 4]):  # a cache that is full, a list that is cleared
+        ended = _held(step=[12, 18, 40], tensors=counts, total_bytes=[KEPT * count for count in counts])
+        assert find_leaks(_with(tables, ended)).growth.bytes_per_step == 0
+
+
+def test_growth_of_a_window_that_did_not_go_on_is_none() -> None:
+    """A cache that was full after it, or a list that was cleared; at the end of the job, local variables are gone."""
+    tables = make_tables(*_job(4, set(range(4))))
+    ops, storages = tables[Ops], tables[Storages]
+    assert isinstance(ops, Ops)
+    assert isinstance(storages, Storages)
+    window = _held(step=[3], tensors=[4], total_bytes=[4 * KEPT], storage_id=[int(storages.storage_id[0])])
+    for sizes, growth in (([5, 6, 5], 0), ([5, 12, 30], KEPT), ([5, 12, 2], KEPT)):
+        totals = [KEPT * size for size in sizes]
+        later = _held(
+            step=[7, 14, 24], tensors=sizes, total_bytes=totals, shape=[""] * 3, dtype=[""] * 3, chain=[""] * 3
+        )
+        trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, Holders.joined([window, later]))
+        assert find_leaks(trace).growth.bytes_per_step == growth
+
+
+def _run(ends: Sequence[int], inputs: Sequence[int], holders: Holders) -> LeakReport:
+    """Returns what grows in a whole run whose steps leave `ends` bytes and call models on `inputs` elements."""
+    count = len(ends)
+    peaks = StepPeaks.of(
+        step=range(count), allocated_bytes=ends, how=["counted"] * count, end_bytes=ends, input_elements=inputs
+    )
+    return find_leaks(_with({**make_tables(*_job(2, set())), StepPeaks: peaks}, holders))
+
+
+def test_a_whole_run_has_one_rate_for_what_is_kept_once_an_epoch() -> None:
+    """The line was followed in one step of an epoch: it adds the growth of the run, in every sixth step."""
+    ends = [10 * KEPT + KEPT * (step // 6) for step in range(60)]
+    holders = Holders.joined(
+        [
+            _held(step=[27, 40], tensors=[4, 6], total_bytes=[4 * KEPT, 6 * KEPT]),
+            _held(
+                step=[27], tensors=[1], total_bytes=[KEPT], made_step=[24], made_stack_id=[1], op=["aten.cat.default"]
+            ),
+        ]
+    )
+    report = _run(ends, [64] * 60, holders)
+    (leak,) = report.leaks
+    assert report.growth.bytes_per_step == leak.bytes_per_step == round(KEPT / 6)
+    assert (leak.every_steps, leak.line, leak.held_by is not None) == (6, "train.py:7", True)
+
+
+def test_a_batch_that_grows_is_no_leak_of_a_whole_run() -> None:
+    """Steps leave more as their inputs grow. With a line whose tensors stay, that line is the growth."""
+    inputs = [64 + 16 * step for step in range(60)]
+    ends = [10 * KEPT + 512 * size for size in inputs]
+    assert _run(ends, inputs, _held(step=[8], tensors=[2], total_bytes=[8])).growth.bytes_per_step == 0
+    steady = _held(step=[40, 40], tensors=[1, 1], total_bytes=[4096, 4352], made_step=[28, 29], made_stack_id=[1, 1])
+    assert _run(ends, inputs, steady).growth.bytes_per_step == 4224
+    assert (_run(ends, [64] * 60, _held(step=[8], tensors=[2], total_bytes=[8])).growth.bytes_per_step or 0) > 0

@@ -41,8 +41,8 @@ def _text(part: object) -> str:
 def test_what_grows_is_named_with_a_way_to_it() -> None:
     """The rate, the steps, the line, and a button that finds its tensors at the end of the last step."""
     text = _text(_recording(_rank(4), LIGHT))
-    assert "adds 2.00 MiB a step" in text
-    assert text.index("adds 2.00") < text.index("In use at the end of each step")  # the leak leads
+    sentence = "Memory grows by 2.00 MiB a step (steps 0 to 3): made at"
+    assert text.index(sentence) < text.index("In use at the end of each step")  # the leak leads
     assert "512x1024 float32" in text
     assert "train.py:7" in text
     assert r"\\\"at\\\": 11" in text  # the last of 4 x 3 operators

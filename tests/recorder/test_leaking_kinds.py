@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks
-from tests.recorder.recorded import record
+from tests.recorder.recorded import record, record_script
 
 
 def leaks_of(folder: Path, job: Path) -> LeakReport:
@@ -118,3 +118,65 @@ def test_a_ring_that_fills_up_is_undecided(bound: str, growth: int | None, tmp_p
     assert leak.held_by is not None
     assert leak.held_by.chain.startswith("agent.memory[")
     assert (leak.held_by.kind == "ring") == (growth is None)
+
+
+ONCE_AN_EPOCH = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+results = []
+for step in range(40):
+    x = torch.randn(32, 16)
+    (net(x) - x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 5 == 4:
+        with torch.no_grad():
+            results.append(torch.cat([net(x) for _ in range(8)]))
+"""
+
+
+def test_what_is_kept_once_an_epoch_points_to_the_whole_run(tmp_path: Path) -> None:
+    """No step of the window keeps anything: counts of tensors after it name the list, and `--light` the rest."""
+    report = find_leaks(record_script(tmp_path, ONCE_AN_EPOCH, "-q").trace)
+    assert (report.growth.bytes_per_step, report.growth.how) == (None, "storages")
+    assert "held by `results[" in report.growth.why_unknown
+    assert "job.py:7" in report.growth.why_unknown
+    assert "`memprof record --light " in report.growth.why_unknown
+
+
+def test_a_whole_run_names_the_line_of_what_is_kept_once_an_epoch(tmp_path: Path) -> None:
+    """16 KiB every 5 steps, in one number: that of the run and that of the line."""
+    report = find_leaks(record_script(tmp_path, ONCE_AN_EPOCH, "-q", "--light").trace)
+    (leak,) = report.leaks
+    assert report.growth.bytes_per_step == leak.bytes_per_step
+    assert abs(leak.bytes_per_step - 16384 / 5) < 2
+    assert (leak.every_steps, leak.line.endswith("job.py:15"), leak.op) == (5, True, "aten.cat.default")
+    assert leak.held_by is not None
+    assert leak.held_by.chain.startswith("results[")
+
+
+BY_HAND = """
+import torch
+
+net = torch.nn.Linear(64, 64)
+seen = {}
+for step in range(9):
+    x = torch.randn(32, 64)
+    net.zero_grad()
+    net(x).square().mean().backward()
+    seen[step] = x
+    for weights in net.parameters():
+        weights.data.add_(-0.1 * weights.grad)
+"""
+
+
+def test_what_a_loop_without_an_optimizer_keeps_has_a_holder(tmp_path: Path) -> None:
+    """Its window is followed by no timed step: what stays is looked up all the same."""
+    report = find_leaks(record_script(tmp_path, BY_HAND, "-q").trace)
+    (leak,) = report.leaks
+    assert leak.bytes_per_step == 8192
+    assert leak.held_by is not None
+    assert leak.held_by.chain.startswith("seen[")

@@ -7,10 +7,10 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
-from memprof.analysis.leaks.growth import Series, compare_series, describe_growth, find_step_ends
-from memprof.analysis.leaks.leak import Leak, describe_holder, describe_rate
+from memprof.analysis.leaks.growth import Series, bytes_of_run, compare_series, find_step_ends
+from memprof.analysis.leaks.leak import Leak, describe_holder
 from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
-from memprof.analysis.leaks.leaks import LeakReport
+from memprof.analysis.leaks.leaks import LeakReport, describe_leaks
 from memprof.analysis.table import FactTable
 from memprof.trace.schema import StepPeaks
 from memprof_dashboard import ids, parts
@@ -58,7 +58,7 @@ def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
     report = rank.leaks
     peaks = rank.trace.table(StepPeaks)
     if len(peaks):
-        return report, [str(step) for step in peaks.step.tolist()], peaks.allocated_bytes.tolist(), -1
+        return report, [str(step) for step in peaks.step.tolist()], bytes_of_run(peaks).tolist(), -1
     ends = find_step_ends(rank.trace)
     if ends is None:
         return report, [], [], -1
@@ -68,7 +68,7 @@ def _leaks_of(rank: Rank) -> tuple[LeakReport, list[str], list[int], int]:
 
 def _recording(rank: Rank, theme: Theme) -> list[Any]:
     report, names, sizes, last = _leaks_of(rank)
-    title = "Peak of each step" if report.growth.how == "counts" else "In use at the end of each step"
+    title = "In use at the end of each step"
     graph = _drawn(title, growth_bars(names, sizes, theme, "step")) if sizes else []
     if not report.leaks:
         remark = (
@@ -76,21 +76,15 @@ def _recording(rank: Rank, theme: Theme) -> list[Any]:
             if report.growth.bytes_per_step is not None
             else "Record more steps (memprof record --steps 10), or the whole run (memprof record --light)."
         )
-        return [html.P(describe_growth(report.growth), className="verdict"), *graph, parts.note(remark)]
+        return [html.P(describe_leaks(report), className="verdict"), *graph, parts.note(remark)]
     table = parts.facts(
         FactTable(LEAKS, report.leaks[:_MOST_ROWS]),
         label="what stays from step to step",
         drawn={"made at": lambda leak: _made_at(leak, last), "held by": _held_by},
     )
-    first = report.leaks[0]
-    rate = f" adds {describe_rate(first)}"
     return [
-        html.P(
-            [_made_at(first, last), rate, *([", held by ", _held_by(first)] if first.held_by else []), "."],
-            className="verdict",
-        ),
+        html.P(parts.with_code(describe_leaks(report), 300), className="verdict"),
         table,
-        *([parts.note(describe_growth(report.growth))] if len(report.leaks) > 1 else []),
         *graph,
         parts.note(
             "Select a line to see its tensors at the end of the last step. Held by: the references from a variable to "

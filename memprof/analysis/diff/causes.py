@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary
 from memprof.analysis.diff.traits import AGAIN, REST, Traits
+from memprof.analysis.leaks.growth import LEAST_LEAK_BYTES
 from memprof.units import format_bytes, format_bytes_change
 
-#: Growth per step below this comes from lists of numbers, not of tensors: it is reported after other causes, and last
-#: where it is less than this share of the change.
-LEAST_LEAK_BYTES = 1024
+#: Growth below LEAST_LEAK_BYTES comes after other causes, and last where it is less than this share of the change.
 LEAST_LEAK_SHARE = 0.01
 #: Minimum share of what backward reads that is kept, or that no backward reads, to be reported.
 _LEAST_KEPT = 0.2

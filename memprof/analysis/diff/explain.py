@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.analysis.diff.causes import (
-    LEAST_LEAK_BYTES,
     LEAST_LEAK_SHARE,
     Cause,
     dtypes,
@@ -23,6 +22,7 @@ from memprof.analysis.diff.causes import (
 from memprof.analysis.diff.comparison import FRAME, Change, Diff, Pair, fold_layers
 from memprof.analysis.diff.summary import NOTHING, OTHERS
 from memprof.analysis.diff.traits import AGAIN, REST
+from memprof.analysis.leaks.growth import LEAST_LEAK_BYTES
 from memprof.units import format_bytes_change
 
 __all__ = ["ENOUGH", "Cause", "explain", "modules_of"]

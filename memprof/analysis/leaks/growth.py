@@ -24,6 +24,10 @@ _STEADY = 1.25
 _PARTS = 6
 #: Growth that has slowed down to this share of what it was is that of a cache that fills up.
 _LEAST_SHARE = 0.25
+#: Inputs have grown if those of the last part are at least this multiple of those of the first.
+_LARGER = 1.1
+#: Growth per step below this comes from lists of numbers, not of tensors.
+LEAST_LEAK_BYTES = 1024
 #: Fewer rises than tell growth from a cache are noticed where they are above this share of the peak.
 _NOTICED = 0.005
 
@@ -39,6 +43,7 @@ class Growth:
         how: ``storages``: from every allocation of consecutive steps; ``counts``: from the peaks of a whole run;
             ``""`` where unknown.
         why_unknown: A sentence; "" where known.
+        follows_inputs: The inputs of the models grew as well: only tensors that stay tell growth from larger steps.
     """
 
     bytes_per_step: int | None
@@ -46,6 +51,7 @@ class Growth:
     last_step: int = 0
     how: str = ""
     why_unknown: str = ""
+    follows_inputs: bool = False
 
     @property
     def is_rise(self) -> bool:
@@ -162,38 +168,52 @@ def steady_rise(sizes: Ints) -> int:
     return int(np.median(rises)) if is_steady else 0
 
 
+def bytes_of_run(peaks: StepPeaks) -> Ints:
+    """Returns what growth shows in: bytes at the end of each step, the peaks in recordings of earlier versions."""
+    is_counted = peaks.end_bytes != NONE
+    return np.where(is_counted, peaks.end_bytes, peaks.allocated_bytes * (not is_counted.any()))
+
+
 def growth_of_run(peaks: StepPeaks) -> Growth | None:
-    """Returns the growth of the peaks of a whole run: of their floor, since batches differ; None without peaks."""
+    """Returns the growth of a whole run: of the floor of what steps leave, since batches differ; None without steps.
+
+    Recordings of earlier versions have peaks alone.
+    """
     if not len(peaks):
         return None
-    names, counts = np.unique(peaks.how.astype(str), return_counts=True)
-    alike = np.flatnonzero(peaks.how == names[np.argmax(counts)])  # sampled peaks are lower than complete ones
+    values, counted = bytes_of_run(peaks), np.flatnonzero(peaks.end_bytes != NONE)
+    alike = counted
+    if not len(counted):
+        names, counts = np.unique(peaks.how.astype(str), return_counts=True)
+        alike = np.flatnonzero(peaks.how == names[np.argmax(counts)])  # sampled peaks are lower than complete ones
     count, alike = len(alike), alike[len(alike) // 4 :]  # optimizer state and caches are set up in the first steps
     if len(alike) < _PARTS:
-        alike_only = f", {count} of them measured alike" if count < len(peaks) else ""
+        alike_only = f", {count} of them measured alike" if count < len(peaks) and not len(counted) else ""
         return Growth(
             None, why_unknown=f"the run has {len(peaks)} steps{alike_only}; growth shows from {_PARTS * 4 // 3} on."
         )
-    steps, sizes = peaks.step[alike], peaks.allocated_bytes[alike]
+    steps, sizes, inputs = peaks.step[alike], values[alike], peaks.input_elements[alike]
     parts = np.array_split(np.arange(len(alike)), _PARTS)
     floors = np.array([part[np.argmin(sizes[part])] for part in parts])
     rises, spans = np.diff(sizes[floors]), np.maximum(np.diff(steps[floors]), 1)
     first, last, rose, third = int(steps[0]), int(steps[-1]), np.flatnonzero(rises > 0), first_third(_PARTS)
     whole = int(sizes[floors[-1]] - sizes[floors[0]])
     has_ended = not len(rose) or rose[-1] < (third - 1 if len(rose) == 1 else len(rises) - third)
+    larger = inputs[floors]
+    is_larger = bool((np.diff(larger)[rose] > 0).all() and larger[-1] > _LARGER * larger[0])
     if len(rose) in range(1, LEAST_STEPS) and not has_ended and (rises >= 0).all() and whole > _NOTICED * sizes[0]:
         why = (
-            f"the peaks rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
+            f"memory rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
             "cache that fills up. Record a longer run."
         )
-        return Growth(None, first, last, "counts", why)
+        return Growth(None, first, last, "counts", why, is_larger)
     rates = rises / spans
     if has_ended or len(rose) < LEAST_STEPS or (rises < 0).any() or rates[rose[-1]] < _LEAST_SHARE * rates.max():
         return Growth(0, first, last, "counts")
     floor = np.minimum.accumulate(sizes[: floors[-1] + 1][::-1])[::-1]
     begins, *_, ends = np.flatnonzero(np.diff(floor) > 0) + 1  # from a rise to another: whole rhythms
     rate = (floor[ends] - floor[begins]) / int(steps[ends] - steps[begins])
-    return Growth(round(rate), first, last, "counts")
+    return Growth(round(rate), first, last, "counts", follows_inputs=is_larger)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ _KINDS = {
 }
 #: Lines last stated in the first half of a run are of a leak if they make up no more than this share of the growth.
 _MOST_OF_GROWTH = 1.25
+#: What other lines leave of the growth is no leak of its own below this share.
+_LEAST_OF_GROWTH = 0.02
 #: Shape, element type, device, and whether they have an autograd graph.
 _Kind = tuple[str, str, str, bool]
 
@@ -90,27 +92,27 @@ def held_by(holders: Holders, row: int, sources: Sources, *, is_by_graph: bool) 
 
 
 def describe_leak(leak: Leak) -> str:
-    """Returns one sentence on tensors that stay: their growth, age, holder and origin."""
+    """Returns what the tensors that stay are: ``8.00 KiB a step; kept since step 2: activation 64x8 float32 of fc``."""
+    category = "" if leak.category in ("temporary", "unknown") else leak.category.replace("_", " ")
     since = "" if leak.since_step is None else f"; kept since step {leak.since_step}"
-    by = "" if leak.held_by is None else f" by {describe_holder(leak.held_by)}"
-    kept = since + by if since else by and f"; kept{by}"
-    return f"{describe_rate(leak)}{kept}{_describe_origin(leak)}"
+    by, module = f"by {leak.op}" if leak.op else "", f"of {leak.module}" if leak.module else ""
+    what = " ".join(part for part in (category, leak.shape, leak.dtype, by, module) if part)
+    return f"{describe_rate(leak)}{since}: {what}"
 
 
 def describe_rate(leak: Leak) -> str:
-    """Returns how much is added, and how often: ``256.00 KiB every 2 steps``."""
+    """Returns how much is added: ``128.00 KiB a step (every 2 steps)``."""
     if not leak.every_steps:
         return f"{format_bytes(leak.kept_bytes)} so far"
-    each = format_bytes(leak.bytes_per_step * leak.every_steps)
-    return f"{each} a step" if leak.every_steps == 1 else f"{each} every {leak.every_steps} steps"
+    rhythm = f" (every {leak.every_steps} steps)" if leak.every_steps > 1 else ""
+    return f"{format_bytes(leak.bytes_per_step)} a step{rhythm}"
 
 
-def _describe_origin(leak: Leak) -> str:
-    """Returns what a leak's tensors are and where they are made, behind a comma."""
-    what = " ".join(part for part in (leak.category.replace("_", " "), leak.shape, leak.dtype) if part)
-    module = f" of {leak.module}" if leak.module else ""
-    line = f" at {leak.line}" if leak.line else ""
-    return f", {what}" + (f", made{line} by {leak.op}{module}" if leak.op else "")
+def describe_cause(leak: Leak) -> str:
+    """Returns the line that makes what stays, and what holds it: ``made at train.py:9, held by `losses[2]` (list)``."""
+    what = f"{leak.shape} {leak.dtype}".strip()
+    made = f"made at {leak.line}" if leak.line else f"made by {leak.op}" if leak.op else what
+    return f"{made}, held by {'unknown' if leak.held_by is None else describe_holder(leak.held_by)}"
 
 
 def describe_holder(held: HeldBy) -> str:
@@ -131,9 +133,12 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
     Args:
         trace: A light recording.
         growth: Its growth.
+
+    Returns:
+        The leaks. What is not made in every step has what the lines made in each leave of the growth.
     """
     holders, sources = trace.table(Holders), find_sources(trace.table(Stacks))
-    kinds = _of_kinds(holders.take(holders.made_step == NONE), sources, growth)
+    kinds = leaks_of_kinds(holders.take(holders.made_step == NONE), sources, growth.last_step)
     followed = holders.take(holders.made_step != NONE)
     by_line: dict[str, list[int]] = {}
     for row in np.argsort(-followed.step, kind="stable").tolist():
@@ -152,19 +157,41 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
     by_kind: dict[_Kind, list[int]] = {}
     for row in (row for rows in latest.values() for row in rows):
         by_kind.setdefault(_kind(followed, row), []).append(row)
-    modules, leaks = trace.table(Modules), []
+    modules = trace.table(Modules)
+    steady: list[Leak] = []
+    rare: list[Leak] = []
     for place, rows in latest.items():
         chains = [row for row in by_line[place] if followed.chain[row]]
         chains.sort(key=lambda row: followed.stack_id[row] == NONE)  # at the end of a run, a variable's line is unknown
         held = None
         if chains:
             held = held_by(followed, chains[0], sources, is_by_graph=bool(followed.is_by_graph[chains[0]]))
-        leaks.append(_of_line(modules, followed, rows, kinds, by_kind, place, held))
-    return [*leaks, *(leak for kind, leak in kinds.items() if kind not in by_kind)]
+            alike = kinds.get(_kind(followed, rows[0]))
+            if not held.place and alike is not None and alike.held_by is not None:
+                is_same = held.chain.partition("[")[0] == alike.held_by.chain.partition("[")[0]
+                held = replace(held, place=alike.held_by.place if is_same else "")
+        leak = _of_line(modules, followed, rows, kinds, by_kind, place, held)
+        (steady if leak.bytes_per_step else rare).append(leak)
+    rare += [leak for kind, leak in kinds.items() if kind not in by_kind]
+    if growth.bytes_per_step is None or growth.follows_inputs:
+        return [*steady, *(replace(leak, every_steps=0) for leak in rare)]
+    left = growth.bytes_per_step - sum(leak.bytes_per_step for leak in steady)
+    kept = max(sum(leak.kept_bytes for leak in rare), 1)
+    shared = [replace(leak, bytes_per_step=round(left * leak.kept_bytes / kept)) for leak in rare]
+    shared = [leak for leak in shared if leak.bytes_per_step > _LEAST_OF_GROWTH * growth.bytes_per_step]
+    # How often, by the bytes of one tensor.
+    often = [leak.kept_bytes / max(leak.tensors, 1) / leak.bytes_per_step for leak in shared]
+    return [*steady, *(replace(leak, every_steps=max(1, round(n))) for leak, n in zip(shared, often, strict=True))]
 
 
-def _of_kinds(holders: Holders, sources: Sources, growth: Growth) -> dict[_Kind, Leak]:
-    """Finds the kinds of tensors that become more from the first statement on them to the last."""
+def leaks_of_kinds(holders: Holders, sources: Sources, last_step: int) -> dict[_Kind, Leak]:
+    """Finds the kinds of tensors that become more from the first statement on them to the last.
+
+    Args:
+        holders: Statements on kinds, each with how many there were.
+        sources: Lines of the recording.
+        last_step: Last step of the run.
+    """
     kinds: dict[_Kind, dict[int, int]] = {}
     for row in range(len(holders)):
         kinds.setdefault(_kind(holders, row), {}).setdefault(int(holders.step[row]), row)
@@ -175,10 +202,12 @@ def _of_kinds(holders: Holders, sources: Sources, growth: Growth) -> dict[_Kind,
         per_tensor = int(holders.total_bytes[last]) // max(int(holders.tensors[last]), 1)
         grown = int(holders.tensors[last] - holders.tensors[first]) if steps else int(holders.tensors[last])
         rate = grown / (steps or max(int(holders.step[last]), 1))
-        if grown <= 0 or int(holders.step[last]) < growth.last_step // 2:
+        half = max((step for step in rows if 2 * step <= max(rows)), default=None)
+        has_ended = half is not None and holders.tensors[last] <= holders.tensors[rows[half]]
+        if grown <= 0 or has_ended or int(holders.step[last]) < last_step // 2:
             continue
-        every = [row for row in np.flatnonzero(holders.step == holders.step[last]).tolist() if holders.chain[row]]
-        own = [row for row in every if (holders.shape[row], holders.dtype[row]) == kind[:2]]
+        own = [row for row in range(len(holders)) if holders.chain[row] and _kind(holders, row) == kind]
+        own.sort(key=lambda row: (holders.stack_id[row] == NONE, -holders.step[row]))  # as above
         leaks[kind] = Leak(
             bytes_per_step=round(rate * per_tensor),
             kept_bytes=int(holders.total_bytes[last]),
@@ -250,7 +279,10 @@ def _of_line(
 
 
 def _bytes_per_step(followed: Holders, rows: list[int]) -> int:
+    """Returns the bytes that a line adds in each step; 0 where it does not in two steps in a row."""
     steps, sizes = followed.made_step[rows], followed.total_bytes[rows]
+    if 1 not in np.diff(np.unique(steps)):
+        return 0
     return int(np.median([int(sizes[steps == step].sum()) for step in set(steps.tolist())]))
 
 

@@ -18,7 +18,7 @@ LEAKS = (
     shown(
         "per step",
         FIGURE,
-        lambda leak: Cell(describe_rate(leak).removesuffix(" a step"), title=f"{leak.bytes_per_step:,} B"),
+        lambda leak: Cell(describe_rate(leak).replace(" a step", ""), title=f"{leak.bytes_per_step:,} B"),
     ),
     shown("kept", BYTES, lambda leak: leak.kept_bytes),
     shown("tensors", COUNT),

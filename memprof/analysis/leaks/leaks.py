@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
+from memprof.analysis.leaks.after_window import grown_later, still_growing
 from memprof.analysis.leaks.growth import (
+    LEAST_LEAK_BYTES,
     LEAST_STEPS,
     Growth,
     StepEnds,
@@ -19,18 +20,28 @@ from memprof.analysis.leaks.growth import (
     rhythm,
     steady_rise,
 )
-from memprof.analysis.leaks.leak import HeldBy, Leak, held_by, leaks_of_run
+from memprof.analysis.leaks.held import Held
+from memprof.analysis.leaks.leak import (
+    Leak,
+    describe_cause,
+    describe_rate,
+    leaks_of_run,
+)
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
-from memprof.trace.schema import NONE, Bools, Holders, Ints, Modules, Ops, Stacks, StepPeaks, Storages, Uses
+from memprof.trace.schema import NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
 from memprof.trace.store import Trace
 from memprof.trace.usages import IS_LBFGS, read_optimizers
 from memprof.units import format_bytes
 
 #: Of these, what one step makes is set up: state of an optimizer, a gradient that is accumulated.
 _SET_UP = {"optimizer_state", "parameter", "gradient", "buffer"}
+#: What stays and may be growth is noticed from this share of the peak on.
+_NOTICED = 0.005
+#: Lines whose sum differs from a run's growth by less than this share of it are all of it.
+_NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,20 @@ def find_leaks(trace: Trace) -> LeakReport:
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
+        total = sum(leak.bytes_per_step for leak in leaks)
+        if run.follows_inputs and not total:
+            return LeakReport(replace(run, bytes_per_step=0, why_unknown=""), ())
+        growth = run.bytes_per_step or 0
+        if growth and (run.follows_inputs or abs(total - growth) <= _NEAR * growth):
+            run = replace(run, bytes_per_step=total)  # the floor of the run is only near
         return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
     if ends is None or count < LEAST_STEPS:
         why = f"growth shows in {LEAST_STEPS} complete steps in a row; this recording has {count}."
-        if not count:
+        if count:
+            why += f" Record more of them ({_again(trace, '--steps 12')})."
+        else:
             why += (
                 " A step ends when an optimizer updates. In a loop without one, `memprof record --light` counts each "
                 "call of the model as a step; `memprof report` shows what it holds at its peak, by line."
@@ -63,31 +82,58 @@ def find_leaks(trace: Trace) -> LeakReport:
         return LeakReport(Growth(None, why_unknown=why), ())
     lines = _lines(trace, ends, find_sources(trace.table(Stacks)))
     found = sorted(lines, key=lambda leak: (-leak.bytes_per_step, -leak.kept_bytes))
-    grown = [leak for leak in found if leak.every_steps]
     first, last = int(ends.steps[0]), int(ends.steps[-1])
+    found = still_growing(trace, found, last)
+    grown = [leak for leak in found if leak.every_steps]
     if found and not grown:
-        return LeakReport(Growth(None, first, last, "storages", _why_undecided(ends, found)), tuple(found))
+        return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
+    if not found and (later := grown_later(trace, last)):
+        why = (
+            f"none of steps {first} to {last} stays, but after them memory did: {describe_rate(later[0])}, "
+            f"{describe_cause(later[0])}. The whole run shows the line and the rate ({_again(trace, '--light')})."
+        )
+        return LeakReport(Growth(None, first, last, "storages", why), tuple(later))
     total = sum(leak.bytes_per_step for leak in grown)
     return LeakReport(Growth(total, first, last, "storages"), tuple(grown))
 
 
+def describe_leaks(report: LeakReport) -> str:
+    """Returns whether memory grows, with the line that makes most of what stays and what holds it."""
+    verdict, leaks = describe_growth(report.growth), report.leaks
+    if not report.growth.bytes_per_step or not leaks:
+        return verdict
+    is_all = leaks[0].bytes_per_step >= (1 - _NEAR) * report.growth.bytes_per_step
+    most = "" if is_all else f"{format_bytes(leaks[0].bytes_per_step)} of it "
+    return f"{verdict.removesuffix('.')}: {most}{describe_cause(leaks[0])}."
+
+
 def growth_notice(trace: Trace) -> str:
-    """Returns the sentence on growth where the recorded peaks differ and memory rose; else ""."""
-    if not describe_steps(trace.step_peaks()) and not len(trace.table(StepPeaks)):
-        return ""
-    growth = find_leaks(trace).growth
-    return describe_growth(growth) if growth.is_rise else ""
+    """Returns the sentence on growth, with its line and holder, where it is more than a list of numbers; else ""."""
+    report, peaks = find_leaks(trace), trace.step_peaks()
+    if report.growth.bytes_per_step is not None:
+        return describe_leaks(report) if report.growth.bytes_per_step >= LEAST_LEAK_BYTES else ""
+    sizes = list(peaks.values())
+    if not report.growth.how:  # too few steps, the last of which may be the highest
+        is_noticed = len(sizes) > 1 and sizes[-1] > sizes[0] and bool(describe_steps(peaks))
+    else:
+        kept = sum(leak.kept_bytes for leak in report.leaks)
+        is_noticed = bool(describe_steps(peaks)) or kept > _NOTICED * max(sizes, default=0)
+    return describe_growth(report.growth) if is_noticed else ""
 
 
-def _why_undecided(ends: StepEnds, found: list[Leak]) -> str:
+def _again(trace: Trace, options: str) -> str:
+    """Returns the command that records the job again."""
+    from memprof.analysis.plans.predict import words_for_record  # most recordings need no other
+
+    return f"`memprof record {options} {words_for_record(trace.manifest)}`"
+
+
+def _why_undecided(trace: Trace, ends: StepEnds, found: list[Leak]) -> str:
     """Returns the sentence on what stays where the steps are too few to know whether more will."""
-    leak, first, last = found[0], int(ends.steps[0]), int(ends.steps[-1])
-    place = f", made at {leak.line}" if leak.line else ""
-    kept = format_bytes(sum(one.kept_bytes for one in found))
+    kept, more = format_bytes(sum(leak.kept_bytes for leak in found)), max(12, 3 * len(ends.steps))
     return (
-        f"{kept} of steps {first} to {last} stay{place}, and these steps are too few to tell growth from a cache that "
-        f"fills up. Record more of them (`memprof record --steps {max(12, 3 * len(ends.steps))}`), or the whole run "
-        "(`memprof record --light`)."
+        f"{kept} of steps {ends.steps[0]} to {ends.steps[-1]} stay, {describe_cause(found[0])}; it may be a cache that "
+        f"fills up. Record the whole run ({_again(trace, '--light')}), or {more} steps (`--steps {more}`)."
     )
 
 
@@ -99,7 +145,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
     is_elsewhere = storages.name == ELSEWHERE  # the operator of then has not made it
     stays = is_own & (gone == count) & ((born < count - 1) | is_elsewhere)
     steps_of = ops.step[storages.created_op_id]
-    held = _Held(trace, sources, steps_of)
+    held = Held(trace, sources, steps_of, int(ends.steps[-1]))
     # The history of LBFGS fills up, until it has `history_size` updates.
     keeps_history = any(IS_LBFGS in one.words for one in read_optimizers(trace.manifest.optimizers))
 
@@ -128,7 +174,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
         is_history = keeps_history and kinds == {"optimizer_state"}
         if every == 0 or _is_replaced(ends, some) or (every is None and kinds <= _SET_UP and not is_history):
             continue
-        holder = held.of(storages, some.tolist(), steps_of[some].tolist())
+        holder = held.of(storages, some.tolist())
         if is_history or (holder is not None and holder.kind == "ring" and not holder.is_by_graph):
             every = None  # it fills up
         sizes = [int(storages.allocated_bytes[some[births == birth]].sum()) for birth in places]
@@ -145,7 +191,7 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
             alive, every, rise = joined
             leak = _leak(trace, storages, [alive], rise, int(storages.allocated_bytes[alive]), None, sources)
             leak = replace(leak, every_steps=every)
-            yield replace(leak, held_by=held.of(storages, [alive], [int(steps_of[alive])]))
+            yield replace(leak, held_by=held.of(storages, [alive]))
 
 
 def _is_replaced(ends: StepEnds, rows: Ints) -> bool:
@@ -159,7 +205,7 @@ def _is_replaced(ends: StepEnds, rows: Ints) -> bool:
     return is_alike and 2 * int(alive[-1] - alive[third - 1]) < added
 
 
-def _joined_anew(ends: StepEnds, rows: list[int], held: _Held) -> tuple[int, int, int] | None:
+def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int, int] | None:
     """Returns the latest of a line's tensors that are each computed from the one before and larger, such as a history.
 
     Returns:
@@ -186,11 +232,6 @@ def _by(places: Ints, rows: list[int]) -> list[list[int]]:
     for row in sorted(rows, key=lambda row: int(places[row])):
         groups.setdefault(int(places[row]), []).append(row)
     return list(groups.values())
-
-
-def _variable(holders: Holders, row: int) -> str:
-    """Returns the variable that a holder's chain begins with, up to its first index."""
-    return str(holders.chain[row]).partition("[")[0]
 
 
 def _leak(
@@ -240,105 +281,3 @@ def _largest(storages: Storages, rows: list[int]) -> int:
 def _title(modules: Modules, module: int) -> str:
     """Returns a module's name, or the type of the root; "" for none."""
     return "" if module == NONE else str(modules.name[module]) or str(modules.type[module])
-
-
-class _Held:
-    """Looks up what holds storages."""
-
-    def __init__(self, trace: Trace, sources: Sources, steps_of: Ints) -> None:
-        holders = trace.table(Holders)
-        holders = holders.take((holders.tensors > 0) | holders.is_by_graph)  # others are not looked up for growth
-        self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
-        self._sources, self._steps_of = sources, steps_of
-        self._trace = trace
-        self._origins: dict[int, set[int]] = {}
-
-    @cached_property
-    def _uses(self) -> Uses:
-        return self._trace.table(Uses)
-
-    @cached_property
-    def _written(self) -> Uses:
-        """Uses that write, by storage."""
-        written = self._uses.take(self._uses.role != "read")
-        return written.take(np.argsort(written.storage_id, kind="stable"))
-
-    def of(self, storages: Storages, some: list[int], steps: list[int]) -> HeldBy | None:
-        """Returns what holds some storages: a variable, else the graph of a tensor computed from them."""
-        holders = self._holders
-        is_known = holders.chain != ""
-        rows = np.flatnonzero(np.isin(holders.storage_id, storages.storage_id[some]) & is_known)
-        if len(rows):
-            return held_by(holders, int(rows[0]), self._sources, is_by_graph=False)
-        rows = np.flatnonzero(np.isin(self._by_graph.storage_id, storages.storage_id[some]))
-        if len(rows):
-            row = self._of_several_steps(self._by_graph, rows.tolist())
-            return None if row == NONE else held_by(self._by_graph, row, self._sources, is_by_graph=True)
-        alike = (holders.shape == storages.shape[some[0]]) & (holders.dtype == storages.dtype[some[0]])
-        if int(holders.tensors[alike].max(initial=0)) > int(alike.sum()):
-            return None  # it may be one of those that were not looked up
-        has_graph: Bools = holders.has_graph & is_known & (holders.storage_id != NONE)
-        kept = set(storages.storage_id[some].tolist())
-        roots = []
-        for row in np.flatnonzero(has_graph).tolist():
-            storage = int(holders.storage_id[row])
-            is_made_then = storage < len(self._steps_of) and int(self._steps_of[storage]) in steps
-            if is_made_then and not kept.isdisjoint(self._computed_from(storage)):
-                roots.append(row)
-        # Of several graphs, any may hold it.
-        is_one = len({_variable(holders, row) for row in roots}) == 1
-        row = self._of_several_steps(holders, roots) if is_one else NONE
-        return None if row == NONE else held_by(holders, row, self._sources, is_by_graph=True)
-
-    def _of_several_steps(self, holders: Holders, rows: list[int]) -> int:
-        """Returns the first row of a variable whose graphs are of several steps, NONE if there is none.
-
-        The graph of the latest output is of one step, and keeps nothing of those before.
-        """
-        seen: dict[str, set[int]] = {}
-        for row in rows:
-            step = int(self._steps_of[int(holders.storage_id[row])])
-            seen.setdefault(_variable(holders, row), set()).add(step)
-        return next((row for row in rows if len(seen[_variable(holders, row)]) > 1), NONE)
-
-    def of_elsewhere(self, sizes: list[int]) -> tuple[HeldBy | None, str, str]:
-        """Returns what holds memory that another thread took: tensors of no recorded storage that make up a step's.
-
-        Args:
-            sizes: Bytes of each step.
-
-        Returns:
-            The holder, None if unknown or if there are several, and the tensors' shape and element type.
-        """
-        holders = self._holders
-        unseen = (holders.storage_id == NONE) & (holders.chain != "")
-        rows = np.flatnonzero(unseen & (holders.total_bytes == np.median(sizes) * holders.tensors))
-        if len({str(holders.chain[row]).partition("[")[0] for row in rows}) != 1:
-            return None, "", ""
-        row = int(rows[0])
-        held = held_by(holders, row, self._sources, is_by_graph=False)
-        return held, str(holders.shape[row]), str(holders.dtype[row])
-
-    def _computed_from(self, storage_id: int) -> set[int]:
-        """Returns the storages that a storage was computed from in its own step: its graph keeps no others."""
-        step = self._steps_of[storage_id]
-        return {one for one in self.origins_of(storage_id) if self._steps_of[one] == step}
-
-    def origins_of(self, storage_id: int) -> set[int]:
-        """Returns the storages that a storage was computed from, back to the first of earlier steps."""
-        if storage_id in self._origins:
-            return self._origins[storage_id]
-        found, step = {storage_id}, self._steps_of[storage_id]
-        waiting = [storage_id]
-        while waiting:
-            storage = waiting.pop()
-            writers = slice(*np.searchsorted(self._written.storage_id, [storage, storage + 1]).tolist())
-            for op in self._written.op_id[writers].tolist():
-                own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
-                for used in self._uses.storage_id[own].tolist():
-                    if used not in found and used < len(self._steps_of):
-                        found.add(used)
-                        if self._steps_of[used] == step:
-                            waiting.append(used)
-        self._origins[storage_id] = found
-        return found

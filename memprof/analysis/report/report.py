@@ -139,6 +139,7 @@ class Report:
         host: Main memory of the job's processes.
         devices: The whole devices of the job, each at its fullest; none on the CPU.
         notes: Caveats on the figures.
+        growth: Whether memory grows, with the line and its holder; "" where it does not.
         plan: Effect of the plan in force, in words, "" without a plan.
         verdict: Whether the job fits its device.
         run: For a light recording, the whole run as JSON containers, else None.
@@ -167,6 +168,7 @@ class Report:
     host: tuple[HostProcess, ...]
     devices: tuple[DeviceUse, ...]
     notes: tuple[Note, ...]
+    growth: str
     plan: str
     verdict: DeviceVerdict
     run: dict[str, Any] | None = None
@@ -218,8 +220,8 @@ def build_report(
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
-    grows = growth_notice(trace)
-    notes += (Note(grows, is_warning=True),) if grows else ()
+    growth = growth_notice(trace)
+    notes += (Note(growth, is_warning=True),) if growth else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
     unread = find_unread(trace, step, sources)
     causes = find_causes(step, sources, trace.table(Holders), peak.op_id, peak.allocated_bytes)
@@ -255,6 +257,7 @@ def build_report(
         run=run_json(trace),
         post_mortem=examine(trace),
         verdict=judge_device(trace),
+        growth=growth,
         plan=_describe_plan(trace.manifest),
     )
 

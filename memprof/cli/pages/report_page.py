@@ -42,6 +42,8 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
         table: The only table to show; None for all.
         top: Maximum rows per table; None for the default.
     """
+    if report.growth:
+        page.say(report.growth, "bold yellow")
     page.say(verdict(report), "bold")
     if report.post_mortem is not None:
         for line in describe_post_mortem(report.post_mortem):
@@ -49,7 +51,7 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
     elif report.verdict.state != NO_LIMIT:
         page.say(f"{report.verdict.sentence}; {report.verdict.parts}.")
     for note in report.notes:
-        if note.is_warning:
+        if note.is_warning and note.text != report.growth:
             page.warn(note.text)
     if report.at_moment is not None:
         page.say(_describe_shown(report, report.at_moment))
@@ -185,6 +187,7 @@ def _next_commands(report: Report, trace: str, table: str | None) -> list[tuple[
     if table is None:
         further = (f"{command} --at {other.step}:{other.op_id}", "what is alive at another moment")
         return [
+            *([(f"{command} --leaks", "all lines whose tensors stay")] if report.growth else []),
             *([(f"{command} --by rank", "spread between ranks")] if report.ranks else []),
             (f"{command} --by module", "each layer")
             if len(report.step.modules)

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
-from memprof.analysis.leaks.growth import Series, compare_series, describe_growth
+from memprof.analysis.leaks.growth import Series, compare_series
 from memprof.analysis.leaks.leak import describe_leak
 from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
-from memprof.analysis.leaks.leaks import LeakReport, find_leaks
+from memprof.analysis.leaks.leaks import LeakReport, describe_leaks, find_leaks
 from memprof.analysis.ranks import rank_tables as tables
 from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
@@ -98,7 +98,9 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
 
 
 def _fill(page: Page, report: LeakReport, rows: int) -> None:
-    page.say(describe_growth(report.growth), "bold")
+    page.say(describe_leaks(report), "bold")
+    if report.growth.bytes_per_step == 0 and report.growth.how == "storages":
+        page.say("What is kept less often, such as once an epoch, shows over a whole run: `memprof record --light`.")
     if not report.leaks:
         return
     page.say(describe_leak(report.leaks[0]))

@@ -38,6 +38,7 @@ class Verdict:
         is_empty: Whether nothing was recorded, or nothing on the device that was asked for.
         post_mortem: Why memory ran out, if the job ended so.
         then: The command to run after the next one.
+        growth: Whether memory grows, with the line and its holder; "" where it does not.
     """
 
     sentence: str
@@ -49,10 +50,12 @@ class Verdict:
     is_empty: bool = False
     post_mortem: tuple[str, ...] = ()
     then: tuple[str, ...] = ()
+    growth: str = ""
 
     def __str__(self) -> str:
         """Formats the verdict for the terminal."""
-        lines = [*self.post_mortem, *(line for line in (self.sentence, self.comparison, self.budget_sentence) if line)]
+        others = (self.growth, self.sentence, self.comparison, self.budget_sentence)
+        lines = [*self.post_mortem, *(line for line in others if line)]
         if self.next_command:
             lines += [f"next: {self.next_command}", *(f"then: {command}" for command in self.then)]
         return "\n".join(f"memprof: {line}" for line in lines)
@@ -114,7 +117,6 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         did, finding = f"nothing was recorded on the virtual GPU: {unused}. {did[:1].upper()}{did[1:]}", ""
     elif not has_operators and not followed:
         did = f"nothing was recorded: {target} ended before the first operator of a step"
-    grows = growth_notice(trace)
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
     ends = _describe_end(trace.manifest.capture) if compared is None else ""
@@ -127,7 +129,6 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
     sentences = [
         sentence,
-        grows,
         fits,
         *compiled,
         made_up,
@@ -142,7 +143,9 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     if fit is not None and not fit.fits:
         command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
     is_empty = bool(unused) or not (has_operators or followed)
-    verdict = Verdict(" ".join(filter(None, sentences)), command, is_empty=is_empty)
+    growth = growth_notice(trace)
+    then = (f"{command} --leaks",) if growth and fit is None else ()
+    verdict = Verdict(" ".join(filter(None, sentences)), command, is_empty=is_empty, then=then, growth=growth)
     return verdict if failure is None else _with_post_mortem(verdict, trace, failure)
 
 

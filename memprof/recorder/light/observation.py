@@ -22,6 +22,7 @@ from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.memory.tensor_memory import owned_span
 from memprof.recorder.profiler.sessions import why_no_session
+from memprof.recorder.steps.larger import elements_of
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
 from memprof.recorder.thread_observation import ThreadObservation
@@ -220,9 +221,11 @@ class LightObservation(ThreadObservation):
         phase = self._phase_of(module, number)
         if not self.at.calls:
             self.failed_at = None
-            if self._events.is_running and phase != BACKWARD:
+            if phase != BACKWARD:
                 with torch._C.DisableTorchFunction(), untraced():
-                    self._inventory.inputs(args, kwargs)
+                    self._peaks.elements += elements_of(args, kwargs) if phase == FORWARD else 0
+                    if self._events.is_running:
+                        self._inventory.inputs(args, kwargs)
         if self._events.is_running:
             self._state_new_models()
         calls = self.at.calls
@@ -332,14 +335,17 @@ class LightObservation(ThreadObservation):
         before, self._counted_bytes = self._counted_bytes, self._counted()
         has_grown = self._kept.state(self.step, self._origins.take_survivors(self.step))
         if self._device is None and (has_grown or 0 < before < self._counted_bytes):
-            self._origins.begin(self.step + 1)
+            self._origins.begin(self.step + 1, self._kept.grown)
 
     def _sample(self) -> None:
         if self._device is None:
-            self._peaks.see(self._counted(), self.at.phase, self.at.module)
+            count = self._counted()
+            self._peaks.see(count, self.at.phase, self.at.module)
+            self._peaks.end_bytes = count if self._count.is_found else -1
         elif self.at.module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
             counts = self._device.read()
             self._peaks.see(counts.allocated_bytes, self.at.phase, self.at.module)
+            self._peaks.end_bytes = counts.allocated_bytes
             self._peaks.reserved_bytes = max(self._peaks.reserved_bytes, counts.reserved_bytes)
             if counts.new_peak_bytes:
                 self._peaks.see(counts.new_peak_bytes, self.at.phase, self.at.module)

@@ -1,4 +1,8 @@
-"""Finds the lines whose tensors stay: where those of two steps are made, and which are alive long after."""
+"""Finds the lines whose tensors stay: where those of two steps are made, and which are alive long after.
+
+What is kept less often than in every step, such as once an epoch, is seldom made in these two: until its line is found,
+tensors of its size are followed in the steps after them, too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from memprof.recorder.calls.stacks import runs_code_of_job
 from memprof.recorder.calls.tracebacks import clean_uncaught
 from memprof.recorder.faults import explain_fault, raise_if_of_job
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.kept import Survivor
+from memprof.recorder.memory.kept import Size, Survivor
 from memprof.recorder.memory.tensor_memory import owned_span
 from memprof.recorder.operators import OperatorMode
 from memprof.trace.files.spool import FLAG_MUTATES, FLAG_VIEW
@@ -56,7 +60,7 @@ class _Made(NamedTuple):
 
 
 class Origins:
-    """Follows the operators of two steps, and returns later which of the storages that they made are still alive.
+    """Follows the operators of a few steps, and returns later which of the storages that they made are still alive.
 
     References to the storages are weak: nothing is kept alive.
     """
@@ -75,37 +79,41 @@ class Origins:
         self._lift = log.intern("names", LIFT)
         self._began_ns = time.thread_time_ns()
         self._spent_ns = 0
-        self._step = self._steps_left = 0
+        self._step = self._first_step = 0
+        self._wanted: frozenset[Size] = frozenset()
+        self._found: set[Size] = set()
+        self._allowed_ns = 0.0
         self._sequence = 0  # of the next autograd node, at the last operator
         self._has_failed = False
         self._made: dict[int, tuple[_Line, _Made]] = {}
         self._stacks: dict[_Stack, _Stack] = {}
         self._of_node: dict[int, _Stack] = {}
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, wanted: frozenset[Size]) -> None:
         """Follows the next steps, unless that would take too much of the run.
 
         Args:
             step: The first of them.
+            wanted: Sizes of the tensors of which there are more than before.
         """
-        allowed = _ALLOWANCE_NS + _SHARE * (time.thread_time_ns() - self._began_ns)
-        if self._has_failed or self._mode.is_on or self._spent_ns > allowed:
+        self._allowed_ns = _ALLOWANCE_NS + _SHARE * (time.thread_time_ns() - self._began_ns)
+        if self._has_failed or self._mode.is_on or self._spent_ns > self._allowed_ns:
             return
         self._forget()
-        self._step, self._steps_left = step, _STEPS
+        self._step = self._first_step = step
+        self._wanted = wanted - self._found
         self._sequence = _sequence_number()
         self._mode.slide_in()
 
     def end_step(self) -> None:
-        """Ends a step, and follows no more operators after the last."""
+        """Ends a step, and follows no more operators after the last, or once that takes too much of the run."""
         self._of_node.clear()
         if not self._mode.is_on:
             if self._mode.is_here():  # it was stopped within an operator, or by another thread
                 self._mode.slide_out()
             return
-        self._steps_left -= 1
         self._step += 1
-        if not self._steps_left:
+        if self._is_extended and (not self._wanted or self._spent_ns > self._allowed_ns):
             self._mode.slide_out()
 
     def stop(self) -> None:
@@ -115,21 +123,36 @@ class Origins:
         self._mode.is_on = False
         self._forget()
 
+    @property
+    def _is_extended(self) -> bool:
+        """Whether only tensors of wanted sizes are followed: the first steps are over."""
+        return self._step >= self._first_step + _STEPS
+
     def take_survivors(self, step: int) -> list[Survivor]:
         """Returns the storages of the steps followed last that are still alive, and forgets them.
 
         Args:
             step: The step that has just ended.
         """
-        if self._mode.is_on or step < self._step - 1 + _LATER:
+        if step < self._first_step + _STEPS - 1 + _LATER:
             return []
+        if self._mode.is_here():
+            self._mode.slide_out()
         lines: dict[_Line, dict[int, list[_Made]]] = {}
         for line, made in self._made.values():
-            if not made.alive.expired():  # type: ignore[no-untyped-call]
+            if made.step <= step - _LATER and not made.alive.expired():  # type: ignore[no-untyped-call]
                 lines.setdefault(line, {}).setdefault(made.step, []).append(made)
-        always = [(line, steps) for line, steps in lines.items() if len(steps) == _STEPS]
-        always.sort(key=lambda one: -sum(made.size_bytes for some in one[1].values() for made in some))
-        found = [_survivor(line, some) for line, steps in always[:_MOST_LINES] for some in steps.values()]
+        kept = []
+        for line, steps in lines.items():
+            sizes = {(made.size_bytes, line[2]) for some in steps.values() for made in some}
+            if all(self._first_step + later in steps for later in range(_STEPS)):
+                kept.append((line, {number: steps[number] for number in sorted(steps)[:_STEPS]}))
+                self._found |= sizes
+            elif sizes & self._wanted:
+                kept.append((line, steps))
+                self._found |= sizes & self._wanted
+        kept.sort(key=lambda one: -sum(made.size_bytes for some in one[1].values() for made in some))
+        found = [_survivor(line, some) for line, steps in kept[:_MOST_LINES] for some in steps.values()]
         self._forget()
         return found
 
@@ -154,18 +177,22 @@ class Origins:
     ) -> None:
         """Notes which storages an operator has made; the arguments are those of `OperatorRows.add`."""
         self._spent_ns += _OPERATOR_NS
+        if self._is_extended and self._spent_ns > self._allowed_ns:
+            self._mode.is_on = False  # the end of the step removes it
         if result is FAILED or operator.flags & FLAG_MUTATES or len(self._made) >= _MOST_STORAGES:
             return
         if operator.flags & FLAG_VIEW and operator.name != self._lift:
             return
         outputs = (result,) if isinstance(result, torch.Tensor) else tensors_in(result)
-        stack = self._stack_of(frame)
+        is_extended = self._is_extended
+        stack = () if is_extended else self._stack_of(frame)
         before, self._sequence = self._sequence, _sequence_number()
         node = self._sequence - 1 if self._sequence > before else -1
         for tensor in outputs:
             address, size = owned_span(tensor)
-            if not address or tensor.is_nested:
+            if not address or tensor.is_nested or (is_extended and (size, tensor.dtype) not in self._wanted):
                 continue
+            stack = stack or self._stack_of(frame)
             alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             line = (stack, operator.name, tensor.dtype, tensor.device)
             made = _Made(alive, self._step, self._module(), address, size, tuple(map(int, tensor.shape)), node)

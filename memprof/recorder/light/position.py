@@ -139,6 +139,8 @@ class Peaks:
         high_phase: Phase of that peak.
         high_module: Its module.
         how: Source of that peak.
+        end_bytes: The count at the end of the step; -1 where there is none.
+        elements: Elements of the inputs of its models in training.
     """
 
     def __init__(self, log: RawLog) -> None:
@@ -151,6 +153,7 @@ class Peaks:
         self.reserved_bytes = -1
         self.how = COUNTED
         self.high_phase, self.high_module = OTHER, -1
+        self.end_bytes, self.elements = -1, 0
 
     def of_phase(self, phase: int) -> dict[int, int]:
         """Returns the highest counts in a phase so far, by number of the module."""
@@ -164,6 +167,7 @@ class Peaks:
         self.reserved_bytes = -1
         self.how = COUNTED
         self.high_phase, self.high_module = OTHER, -1
+        self.elements = 0
 
     def see(self, count: int, phase: int, module: int) -> None:
         """Takes a count sampled while the job was at a given position."""
@@ -195,6 +199,8 @@ class Peaks:
                 self.how,
                 phase_now,
                 module_now,
+                self.end_bytes if is_complete else -1,
+                self.elements,
             )
         )
 

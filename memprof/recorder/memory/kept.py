@@ -32,7 +32,9 @@ _LEAST_GROWTH = 2
 _SHARE_OF_RUN, _ALLOWANCE_S = 0.0025, 0.5
 #: Processor time that every such statement has for following references.
 _LEAST_S = 0.4
-_FIRST_STEP = 8
+_FIRST_STEP = 4
+#: Steps until the second statement, and at least between the others: tensors made in two steps have two to go.
+_SOON, _APART = 2, 5
 #: Where no time is left, this share of the steps so far passes until the next look: one in so many.
 _RETRY = 64
 
@@ -52,6 +54,8 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 
 #: Shape, element type and device of a tensor, and whether it has an autograd graph.
 Kind = tuple[str, str, str, bool]
+#: Bytes of a tensor's storage, and its element type.
+Size = tuple[int, torch.dtype]
 #: Stack and operator that made a tensor.
 Line = tuple[str, int]
 #: Returns address and bytes of a tensor's storage; address 0 for one without.
@@ -90,20 +94,27 @@ class Survivor(NamedTuple):
 
 
 class KeptTensors:
-    """Counts the tensors that Python holds, by kind, and writes what holds those that have become more."""
+    """Counts the tensors that Python holds, by kind, and writes what holds those that have become more.
 
-    def __init__(self, log: RawLog, span: Span, *, is_whole_run: bool = False) -> None:
+    Attributes:
+        grown: Sizes of the tensors of which the last statement found more than the one before.
+    """
+
+    def __init__(self, log: RawLog, span: Span, *, is_whole_run: bool = False, has_addresses: bool = True) -> None:
         """Begins without a count.
 
         Args:
             log: Destination of the statements.
             span: Returns address and bytes of a tensor's storage.
             is_whole_run: Statements are written over a whole run, in little time.
+            has_addresses: A statement's addresses are those of storages that are recorded then.
         """
         self._log = log
         self._span = span
-        self._is_whole_run = is_whole_run
-        self._counts: dict[Kind, int] | None = None
+        self._is_whole_run, self._has_addresses = is_whole_run, has_addresses
+        self.grown: frozenset[Size] = frozenset()
+        self._first: dict[Kind, int] | None = None  # as many as there were at the first count
+        self._counts: dict[Kind, int] = {}
         self._bytes = 0  # of all tensors, at the first count
         self._began = time.thread_time()
         self._spent = 0.0
@@ -113,13 +124,13 @@ class KeptTensors:
     @property
     def has_counted(self) -> bool:
         """Whether tensors have been counted: only then can a statement tell which became more."""
-        return self._counts is not None
+        return self._first is not None
 
     def count(self) -> None:
         """Counts the tensors that there are, for the next statement to compare with."""
         with torch._C.DisableTorchFunction(), untraced():
             kinds = self._by_kind()
-            self._counts = {kind: len(alike) for kind, alike in kinds.items()}
+            self._first = self._counts = {kind: len(alike) for kind, alike in kinds.items()}
             self._bytes = self._sum(kinds)
         self._counted_at = self._step_began_at = _sequence_number()
 
@@ -136,23 +147,23 @@ class KeptTensors:
         return has_time
 
     def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
-        """Counts, and writes what holds the tensors of which there are more than at the count before.
+        """Counts, and writes what holds the tensors of which there are more than at the first count.
 
         Args:
             step: The step that has just ended.
             survivors: Storages whose lines are known, which are written too.
 
         Returns:
-            Whether there are more tensors of any kind, or survivors.
+            Whether there are more tensors of any kind than at the count before, or survivors.
         """
         began = time.thread_time()
-        self._next_step = max(_FIRST_STEP, step + step // 2)
+        self._next_step = step + max(_APART if self.has_counted else _SOON, step // 2)
         with torch._C.DisableTorchFunction(), untraced():
             records = self._records(step, survivors)
         if records:
             self._log.record("holders", records)
         self._spent += time.thread_time() - began
-        return bool(records)
+        return bool(self.grown or survivors)
 
     def state_idle(self, step: int, trained: list[torch.Tensor]) -> None:
         """Writes what holds the tensors that training does not keep, such as a loaded checkpoint, if they are large.
@@ -204,11 +215,21 @@ class KeptTensors:
 
     def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         views: dict[int, torch.Tensor] = {}
-        kinds, before = self._by_kind(views), self._counts
+        kinds, earliest, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
-        if before is None:
-            return []
-        grown = [kind for kind, alike in kinds.items() if len(alike) - before.get(kind, 0) >= _LEAST_GROWTH]
+        common = {"step": step, "time_ns": clock_ns()}
+        # Of storages that are not recorded, the sum tells whether growth went on.
+        total = {"address": 0, "tensors": sum(self._counts.values()), "bytes": self._sum(kinds)}
+        totals = [] if self._has_addresses else [{**common, **total, **_described(("", "", "", False), _NO_HOLDER)}]
+        if earliest is None:
+            self._first = self._counts
+            return totals
+        grown = [kind for kind, alike in kinds.items() if len(alike) - earliest.get(kind, 0) >= _LEAST_GROWTH]
+        self.grown = frozenset(
+            (self._span(kinds[kind][-1])[1], kinds[kind][-1].dtype)
+            for kind in grown
+            if self._counts[kind] > before.get(kind, 0)
+        )
         sizes = {kind: sum(self._span(tensor)[1] for tensor in kinds[kind]) for kind in grown}
         most_tensors, most_of_a_kind = _MOST_TENSORS, _MOST_OF_A_KIND
         if self._is_whole_run:
@@ -220,7 +241,7 @@ class KeptTensors:
             first = max(0, (len(kinds[kind]) - most) // 2)
             chosen += [(kind, tensor) for tensor in kinds[kind][first : first + most]]
         if not self._is_whole_run and self._sum(kinds) > self._bytes:
-            chosen += self._replaced(kinds, before)
+            chosen += self._replaced(kinds, earliest)
             sizes |= {kind: self._span(tensor)[1] for kind, tensor in chosen if kind not in sizes}
         examples = self._examples(kinds, survivors)
         # A view holds its base in C++: of a base that nothing in Python refers to, the holder is its view's.
@@ -234,7 +255,7 @@ class KeptTensors:
             graphs = graphs_over_steps(_smallest(computed), self._counted_at, self._step_began_at)
         kinds.clear()
         if not chosen and not survivors and not graphs:
-            return []
+            return totals
         seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
         ours = (
@@ -254,11 +275,10 @@ class KeptTensors:
         held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) :]):
             held[place] = held[place] if held[place].chain else other
-        common = {"step": step, "time_ns": clock_ns()}
-        records: list[dict[str, Any]] = [
+        records: list[dict[str, Any]] = totals + [
             {
                 **common,
-                "address": self._span(tensor)[0],
+                "address": self._span(tensor)[0] if self._has_addresses else 0,
                 "tensors": self._counts[kind],
                 "bytes": sizes[kind],
                 **_described(kind, one),

@@ -18,6 +18,7 @@ from memprof.trace.schema import (
     NOT_RECORDED,
     AllocatorEvents,
     Floats,
+    Holders,
     Ints,
     Memory,
     ModuleCalls,
@@ -95,6 +96,7 @@ def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]
         AllocatorEvents: _numbered(
             [parts.first(AllocatorEvents), parts.shifted(parts.second(AllocatorEvents))], "index"
         ),
+        Holders: parts.first(Holders),
         OutOfMemory: parts.failures(),
         Stacks: parts.stacks,
         Steps: _with_gap(parts.steps(), gap_step, gap_us),

@@ -85,6 +85,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "how",
         "phase_now",
         "module_now",
+        "end_bytes",
+        "input_elements",
     ),
     # Light recordings: counts that are the highest so far in their phase and module.
     "module_peaks": ("phase", "module", "step", "allocated_bytes"),

@@ -35,6 +35,7 @@ def categories(*storages: Made) -> list[str]:
     none = np.full(len(facts), NONE)
     lifetimes = Lifetimes.of(
         np.array([NONE if s.by is None else s.by for s in storages], dtype=np.int64),
+        np.full(len(storages), NONE),
         Uses.of(op_id=use_op, storage_id=use_storage, role=["read"] * len(uses)),
         Ops.of(
             op_id=range(len(PHASES)),
@@ -169,7 +170,25 @@ def test_buffers_of_collectives_are_told_from_activations_that_are_summed_over_r
     uses += [(4, 2, "mutate"), (5, 1, "read"), (5, 2, "read"), (6, 3, "mutate"), (7, 4, "write"), (8, 5, "write")]
     uses += [(9, 4, "read"), (9, 5, "mutate"), (10, 5, "read")]
     op, storage, role = zip(*uses, strict=True)
-    lifetimes = Lifetimes.of(np.array([0, 1, 3, NONE, 7, 8]), Uses.of(op_id=op, storage_id=storage, role=role), ops)
+    uses_table = Uses.of(op_id=op, storage_id=storage, role=role)
+    lifetimes = Lifetimes.of(np.array([0, 1, 3, NONE, 7, 8]), np.full(6, NONE), uses_table, ops)
     nothing = np.empty(0, dtype=np.int64)
     found = categorize(Facts(nothing, nothing, nothing, nothing, nothing, nothing), lifetimes)
     assert list(found) == ["collective", "collective", "activation", "collective", "gradient", "collective"]
+
+
+def test_an_output_that_outlives_its_step_is_an_activation() -> None:
+    """A list keeps it. What the next step frees is temporary, and so is what an update leaves behind."""
+    ops = Ops.of(
+        op_id=range(9),
+        step=[0, 0, 0, 1, 1, 1, 2, 2, 2],
+        name=["aten.addmm.default", "aten.mul.Tensor", "aten.add.Tensor"] * 3,
+        stack_id=[0, 1, 2] * 3,
+        phase=["forward", "evaluation", "optimizer"] * 3,
+    )
+    created = np.array([0, 3, 6, 1, 4, 7, 2])
+    freed = np.array([NONE, NONE, NONE, 4, 8, NONE, NONE])
+    lifetimes = Lifetimes.of(created, freed, Uses.of(), ops)
+    nothing = np.empty(0, dtype=np.int64)
+    found = categorize(Facts(nothing, nothing, nothing, nothing, nothing, nothing), lifetimes)
+    assert list(found) == ["activation"] * 3 + ["temporary"] * 4

@@ -50,7 +50,7 @@ def _write_process(folder: Path, snapshot: Path, starts_ns: list[int], module_ns
     writer.write_record("modules", [[0, "", "GPT", -1, 100], [0, "head", "Linear", 0, 100]])
     ends = [*starts_ns[1:], starts_ns[-1] + 10**6]
     for step, (start, end) in enumerate(zip(starts_ns, ends, strict=True), start=40):
-        row = [step, start, end, 1, 1, BACKWARD, 1, 1000 * step, 2000 * step, 2, OTHER, -1]
+        row = [step, start, end, 1, 1, BACKWARD, 1, 1000 * step, 2000 * step, 2, OTHER, -1, 9, 64]
         writer.write_rows("step_peaks", array("q", row))
     writer.write_rows("module_peaks", array("q", [FORWARD, 1, 40, 10, FORWARD, 1, 41, 30, BACKWARD, 1, 40, 20]))
     writer.write_record("end", {"reason": "the job ended", "time_ns": ends[-1], "failed_at": None})
@@ -105,8 +105,8 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
         "device", {"device": "cuda:3", "kind": "cuda", "name": "RTX", "capacity_bytes": 24, "cuda": "13"}
     )
     writer.write_record("modules", [[0, "", "GPT", -1, 100], [0, "head", "Linear", 0, 100]])
-    rows = [7, 0, 10**6, 1, 1, BACKWARD, -1, 500, 800, 2, OTHER, -1]
-    rows += [8, 10**6, 15 * 10**5, 0, 0, FORWARD, 1, 300, 800, 0, FORWARD, 1]
+    rows = [7, 0, 10**6, 1, 1, BACKWARD, -1, 500, 800, 2, OTHER, -1, 400, 64]
+    rows += [8, 10**6, 15 * 10**5, 0, 0, FORWARD, 1, 300, 800, 0, FORWARD, 1, -1, 64]
     writer.write_rows("step_peaks", array("q", rows))
     writer.close()
     packed = assemble_light(tmp_path, {}, {"returncode": -9})
@@ -123,6 +123,7 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     assert trace.manifest.capture.ends_at == "step 8, forward of head"
     peaks = trace.table(StepPeaks)
     assert peaks.device.tolist() == ["cuda:3", "cuda:3"]
+    assert (peaks.end_bytes.tolist(), peaks.input_elements.tolist()) == ([400, NONE], [64, 64])
     assert peaks.allocated_bytes.tolist() == [500, 300]
     assert peaks.how.tolist() == ["told", "counted"]
     assert trace.recorded_steps == ()

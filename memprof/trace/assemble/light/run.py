@@ -56,6 +56,8 @@ class Run:
             allocated_bytes=columns["allocated_bytes"],
             reserved_bytes=columns["reserved_bytes"],
             how=np.array(PEAK_SOURCES, dtype=np.object_)[columns["how"]],
+            end_bytes=columns["end_bytes"],
+            input_elements=columns["input_elements"],
         )
 
     def place_at_end(self, modules: Modules, failed_at: list[int] | None) -> str:

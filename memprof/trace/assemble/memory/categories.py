@@ -61,6 +61,8 @@ class Lifetimes:
         is_recompute: Operators that repeat a forward operator.
         is_exchanged: Storages that ranks exchange: collective buffers and all-gathered parameters.
         is_scattered: Storages copied into such a buffer to be summed over ranks: unsharded gradients.
+        outlives: Storages still alive at the end of the step after their own, and the latest of the same lines. What a
+            step leaves in variables goes as the next one sets them.
     """
 
     created_op: Ints
@@ -70,15 +72,17 @@ class Lifetimes:
     is_recompute: Bools
     is_exchanged: Bools
     is_scattered: Bools
+    outlives: Bools
 
     @classmethod
-    def of(cls, created_op: Ints, uses: Uses, ops: Ops) -> Lifetimes:
+    def of(cls, created_op: Ints, freed_op: Ints, uses: Uses, ops: Ops) -> Lifetimes:
         """Collects the evidence from tables.
 
         An activation that is all-reduced in place stays an activation; collective buffers are empty at first.
 
         Args:
             created_op: Operator that created each storage; NONE when older. Shape (storages,).
+            freed_op: Last operator before each was freed; NONE for those alive at the end.
             uses: Which operator uses which storage.
             ops: The operators.
         """
@@ -101,6 +105,7 @@ class Lifetimes:
             is_recompute=ops.is_recompute,
             is_exchanged=(touched[0] & ~is_computed) | touched[1],
             is_scattered=touched[2] & is_computed,
+            outlives=_outlives(created_op, freed_op, ops),
         )
 
     def used_by(self, is_wanted: Bools) -> Bools:
@@ -117,11 +122,25 @@ class Lifetimes:
         return mask
 
 
+def _outlives(created_op: Ints, freed_op: Ints, ops: Ops) -> Bools:
+    made = np.flatnonzero(created_op != NONE)
+    created, freed = created_op[made], freed_op[made]
+    gone = np.where(freed == NONE, int(ops.step.max(initial=0)) + 1, ops.step[freed])
+    stays = gone > ops.step[created] + 1
+    names, name = np.unique(ops.name[created].astype(str), return_inverse=True)
+    line = np.where(ops.stack_id[created] == NONE, NONE, ops.stack_id[created] * len(names) + name)
+    is_alike = np.isin(line, line[stays & (line != NONE)])
+    result = np.zeros(len(created_op), dtype=np.bool_)
+    result[made] = stays | (is_alike & (freed == NONE))
+    return result
+
+
 def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     """Returns the category of each storage. Shape (storages,).
 
     Parameters, buffers, optimizer state and gradients come from recorded facts. A storage created in forward and read
-    in backward is an activation. A model argument, or a storage created outside the training phases (or before) and
+    in backward is an activation, and so is one created in forward or an evaluation that outlives its step. A model
+    argument, or a storage created outside the training phases (or before) and
     read in them, is input; so is one Python held with the same type and sizes except the first. Other storages
     created by operators are temporary; other older ones are unknown.
     """
@@ -145,6 +164,7 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     category[is_input] = "input"
     is_activation = (made_in_forward & read_in_backward) | (made_again & read_by_nodes)
     is_activation |= is_older & (stated_activation | (read_in_backward & ~is_input))
+    is_activation |= lives.outlives & (made_in_forward | lives.made_by(phase == "evaluation")) & ~is_input
     category[is_activation] = "activation"
     category[lives.is_scattered & (category == "temporary")] = "gradient"
     category[lives.is_exchanged] = "collective"

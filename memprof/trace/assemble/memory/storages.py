@@ -113,7 +113,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     allocated = np.concatenate([sizes, np.zeros_like(foreign.size_bytes), elsewhere.size_bytes])
 
     uses = _unique_uses(recording.row_of_raw[touches.raw_op], storage, touches.role)
-    lifetimes = Lifetimes.of(created, uses, ops)
+    lifetimes = Lifetimes.of(created, freed, uses, ops)
     category = categorize(facts, lifetimes)
     tensor, module, name = _attributes(facts, touches, storage, created, ops)
     names = texts.look_up(recording.names, name)

@@ -1,0 +1,56 @@
+"""What becomes of growth after the recorded steps, by the counts of tensors until the job ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from memprof.analysis.leaks.leak import Leak, leaks_of_kinds
+from memprof.analysis.report.sources import find_sources
+from memprof.trace.schema import NONE, Holders, Stacks
+from memprof.trace.store import Trace
+
+#: Growth has ended if, over this many steps after the window, tensors became more by less than this share of it.
+_LATER, _LEFT = 8, 0.25
+
+
+def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
+    """Returns leaks without those that ended with the window, such as caches: all tensors later are hardly more.
+
+    What only a graph holds, no variable refers to: its bytes are not in these sums.
+
+    Args:
+        trace: The recording.
+        found: The leaks of the recorded steps.
+        last: The last of these steps.
+    """
+    holders = trace.table(Holders)
+    sums = holders.take((holders.step > last + 1) & (holders.dtype == "") & (holders.tensors > 0))
+    held = [leak for leak in found if leak.held_by is not None and leak.held_by.chain and not leak.held_by.is_by_graph]
+    steps = int(sums.step[-1] - sums.step[0]) if len(sums) else 0
+    rise = int(sums.total_bytes.max() - sums.total_bytes[0]) if steps else 0  # at the end, local variables are gone
+    if steps < _LATER or rise >= _LEFT * steps * sum(leak.bytes_per_step for leak in held):
+        return found
+    return [leak for leak in found if leak not in held]
+
+
+def grown_later(trace: Trace, last: int) -> list[Leak]:
+    """Returns what became more after the recorded steps, those of most bytes first, by statements on the tensors.
+
+    Args:
+        trace: The recording.
+        last: The last of these steps.
+    """
+    holders = trace.table(Holders)
+    holders = holders.take((holders.step > last + 1) & (holders.storage_id == NONE) & (holders.tensors > 0))
+    holders = holders.take(holders.dtype != "")
+    leaks = []
+    for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
+        rows = (holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.has_graph == kind[3])
+        all_counts = [holders.tensors[rows & (holders.step == step)].max(initial=0) for step in np.unique(holders.step)]
+        counts = np.trim_zeros(np.array(all_counts), "f")
+        is_ring = leak.held_by is not None and leak.held_by.kind == "ring"
+        if counts[-1] > counts[0] and (np.diff(counts) >= 0).all() and not is_ring:
+            leaks.append(replace(leak, every_steps=0))
+    return sorted(leaks, key=lambda leak: -leak.kept_bytes)
