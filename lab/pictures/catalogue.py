@@ -107,4 +107,4 @@ REPORT = "report"
 def files() -> list[str]:
     """Returns the names of all files that `make pictures` writes."""
     shots = [f"{picture.name}-{theme}.png" for picture in PICTURES for theme in THEMES]
-    return sorted([*shots, f"{SESSION}.svg"])
+    return sorted([*shots, f"{SESSION}.svg", f"{REPORT}.svg"])
