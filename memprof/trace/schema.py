@@ -239,12 +239,12 @@ class ModuleCalls(Table):
     first_op_id: Ints = _id("first operator in it")
     last_op_id: Ints = _id("last operator in it")
     is_recompute: Bools = _bool("repeats a forward inside backward (activation checkpointing)")
-    enters_hooks: Bools = _bool("operators in it are hooked (ops.is_hooked) by hooks entered within the call")
+    enters_hooks: Bools = _bool("operators in it are hooked by hooks entered within the call")
 
 
 @dataclass(frozen=True, eq=False)
 class Steps(Table):
-    """One row per training step seen, whether or not its operators were recorded."""
+    """One row per training step seen."""
 
     table_name: ClassVar[str] = "steps"
 
@@ -255,8 +255,8 @@ class Steps(Table):
         STEP_KINDS,
     )
     start_us: Floats = _float("start time")
-    duration_us: Floats = _float("duration, excluding the recorder's own pauses between steps")
-    micro_batches: Ints = _int("forward+backward rounds in it; 0 where not observed")
+    duration_us: Floats = _float("duration without the recorder's pauses")
+    micro_batches: Ints = _int("forward+backward rounds; 0 where not observed")
     optimizer_updates: Ints = _int("optimizer updates in it")
     first_op_id: Ints = _id("first operator in it")
     last_op_id: Ints = _id("last operator in it")
@@ -265,7 +265,7 @@ class Steps(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ops(Table):
-    """One row per operator run, in order. Memory allocated between two gets a row of its own (kind allocation)."""
+    """One row per operator run, in order. Memory allocated between two has a row of its own."""
 
     table_name: ClassVar[str] = "ops"
 
@@ -279,11 +279,11 @@ class Ops(Table):
     start_us: Floats = _float("start time in the recorded step")
     duration_us: Floats = _float("duration without the recorder")
     stream: Ints = _int("device stream; 0 on CPU")
-    flops: Ints = _int("floating point operations of matrix products, convolutions and attention")
+    flops: Ints = _int("of matrix products, convolutions and attention")
     read_bytes: Ints = _int("bytes of its input tensors")
     written_bytes: Ints = _int("bytes of the tensors it returns or mutates, excluding views")
     is_recompute: Bools = _bool("repeats a forward operator inside backward")
-    forward_op_id: Ints = _id("the forward operator this backward operator belongs to")
+    forward_op_id: Ints = _id("forward operator that this backward operator belongs to")
     stack_id: Ints = _id("Python stack that called it; in backward, that of the forward operator")
     uses_rng: Bools = _bool("draws random numbers")
     mutates: Bools = _bool("writes into one of its inputs")
@@ -295,7 +295,7 @@ class Ops(Table):
 
 @dataclass(frozen=True, eq=False)
 class Storages(Table):
-    """One row per storage lifetime. Temporaries inside one operator are in ops.workspace_bytes instead."""
+    """One row per storage lifetime; temporaries inside one operator are in ops.workspace_bytes."""
 
     table_name: ClassVar[str] = "storages"
 
@@ -309,7 +309,7 @@ class Storages(Table):
     allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory it does not own")
     created_op_id: Ints = _id("operator that created it; null when alive before the recording")
     freed_op_id: Ints = _id("last operator run before it was freed; null when alive at the end")
-    held_op_id: Ints = _id("last operator until which the source shows that local variables of forward hold it")
+    held_op_id: Ints = _id("last operator until which local variables of forward hold it")
     shape: Texts = _text("sizes of the (first) tensor, such as 8x128x256")
     dtype: Texts = _text("element type of that tensor, such as float32")
 
@@ -354,7 +354,7 @@ class Memory(Table):
 
 @dataclass(frozen=True, eq=False)
 class HostMemory(Table):
-    """One row per sample of one process of the job (the trainer, data loader workers, other children)."""
+    """One row per sample of one process of the job."""
 
     table_name: ClassVar[str] = "host_memory"
 
@@ -388,7 +388,7 @@ class AllocatorEvents(Table):
 
 @dataclass(frozen=True, eq=False)
 class Annotations(Table):
-    """One row per named time span of an imported snapshot, such as ``Optimizer.step#AdamW.step``."""
+    """One row per named time span of an imported snapshot."""
 
     table_name: ClassVar[str] = "annotations"
 
@@ -400,7 +400,7 @@ class Annotations(Table):
 
 @dataclass(frozen=True, eq=False)
 class Segments(Table):
-    """One row per segment in a device allocator's snapshot. Empty on CPU."""
+    """One row per segment of a device allocator."""
 
     table_name: ClassVar[str] = "segments"
 
@@ -418,22 +418,22 @@ class Segments(Table):
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory(Table):
-    """One row per sample of a whole device: the driver's figures, and what torch's allocators hold of it."""
+    """One row per sample of a whole device."""
 
     table_name: ClassVar[str] = "device_memory"
 
     time_us: Floats = _float("when it happened or was sampled")
     device: Texts = _text("such as cpu or cuda:0")
     total_bytes: Ints = _int("memory of the device")
-    used_bytes: Ints = _int("in use by all processes together, as nvidia-smi shows it")
-    process_bytes: Ints = _id("in use by this process, as the driver counts it")
-    reserved_bytes: Ints = _int("of it, segments held by torch's caching allocator in this process")
+    used_bytes: Ints = _int("in use by all processes, as nvidia-smi shows it")
+    process_bytes: Ints = _id("in use by this process")
+    reserved_bytes: Ints = _int("of it, segments of torch's caching allocator")
     pinned_bytes: Ints = _id("pinned host memory held by torch")
 
 
 @dataclass(frozen=True, eq=False)
 class StepPeaks(Table):
-    """One row per step and device of a light recording, which covers the whole run: the peak of the step."""
+    """One row per step and device of a light recording: the peak of the step."""
 
     table_name: ClassVar[str] = "step_peaks"
 
@@ -451,7 +451,7 @@ class StepPeaks(Table):
 
 @dataclass(frozen=True, eq=False)
 class ModulePeaks(Table):
-    """One row per phase and module of a light recording: the peak over the whole run while the job was in it."""
+    """One row per phase and module of a light recording: the peak over the whole run."""
 
     table_name: ClassVar[str] = "module_peaks"
 
@@ -488,7 +488,7 @@ class OutOfMemory(Table):
 
 @dataclass(frozen=True, eq=False)
 class Holders(Table):
-    """One row per tensor whose holder was looked up: what in the job keeps it alive, and of a few where it was made."""
+    """One row per tensor whose holder was looked up."""
 
     table_name: ClassVar[str] = "holders"
 
@@ -496,18 +496,18 @@ class Holders(Table):
     device: Texts = _text("such as cpu or cuda:0")
     storage_id: Ints = _id("the tensor's storage")
     kind: Texts = _text("what holds it", HOLDER_KINDS)
-    chain: Texts = _text("references from a variable to the tensor, such as history['loss'][3]")
+    chain: Texts = _text("from a variable to the tensor, such as history['loss'][3]")
     container: Texts = _text("type of the object that the variable refers to")
     stack_id: Ints = _id("stack of one frame: where the variable is")
     shape: Texts = _text("sizes of the (first) tensor, such as 8x128x256")
     dtype: Texts = _text("element type of that tensor, such as float32")
-    has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
+    has_graph: Bools = _bool("it has an autograd graph")
     tensors: Ints = _int(
         "tensors of this kind that Python held then; with `made_step`, those of that step and line; 0 for a large one "
         "that training does not keep"
     )
     total_bytes: Ints = _int("bytes of their storages")
-    made_step: Ints = _id("step of a light recording that was followed, in which they were made")
+    made_step: Ints = _id("step in which they were made, where it was followed")
     op: Texts = _text("operator that made them, such as aten.addmm.default")
     module_id: Ints = _id("innermost module then")
     made_stack_id: Ints = _id("Python stack of that operator")
@@ -516,24 +516,24 @@ class Holders(Table):
 
 @dataclass(frozen=True, eq=False)
 class Optimizers(Table):
-    """One row per optimizer of the job, in its last recorded state."""
+    """One row per optimizer, in its last recorded state."""
 
     table_name: ClassVar[str] = "optimizers"
 
     optimizer_id: Ints = _id("dense id in the order found")
     name: Texts = _text("class, with its module, such as torch.optim.adamw.AdamW")
-    settings: Texts = _text("plain settings of its first parameter group (numbers, truth values, texts), as JSON")
+    settings: Texts = _text("plain settings of its first parameter group, as JSON")
     parameters: Ints = _int("parameters it updates")
     parameter_bytes: Ints = _int("their bytes")
     elements: Ints = _int("their elements")
     state_bytes: Ints = _int("bytes of its state by then; 0 before its first update")
-    full_state_bytes: Ints = _id("bytes of its state once every parameter has been updated")
+    full_state_bytes: Ints = _id("the same once every parameter has been updated")
     updates: Ints = _int("updates seen")
 
 
 @dataclass(frozen=True, eq=False)
 class ReadValues(Table):
-    """One row per value that the job read from a tensor in the recorded steps and before them, in order.
+    """One row per value that the job read from a tensor, in order.
 
     A dry run of the same job replays them (docs/dry-run.md). They may be data: ``--scrub`` leaves the table out.
     """
@@ -541,7 +541,7 @@ class ReadValues(Table):
     table_name: ClassVar[str] = "read_values"
 
     step: Ints = _int("number of the step in the job, 0 first")
-    line: Texts = _text("line that read it, as file:line:function; torch's own is followed by that of the job")
+    line: Texts = _text("as file:line:function; torch's own is followed by that of the job")
     name: Texts = _text("operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy")
     previous: Texts = _text("operator that ran before")
     elements: Ints = _int("elements of the tensor that it depends on; 1 for a single value")
@@ -561,7 +561,7 @@ class Stacks(Table):
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Table):
-    """One row per rank of the file: a summary for comparing ranks. Values are of the rank's fullest step."""
+    """One row per rank of the file; values are of its fullest step."""
 
     table_name: ClassVar[str] = "ranks"
 
@@ -590,20 +590,20 @@ class RankMoments(Table):
     phase: Texts = _phase("part of the step; null for the peak of the whole step")
     op_id: Ints = _id("the operator, counted in the step")
     name: Texts = _text("name of the operator")
-    module: Texts = _text("qualified name of its module; null for a model itself")
+    module: Texts = _text("its module; null for a model itself")
     in_phase: Texts = _phase("part of the step it is in")
     allocated_bytes: Ints = _int("live bytes while it ran")
 
 
 @dataclass(frozen=True, eq=False)
 class RankParts(Table):
-    """One row per rank and part of the live bytes at its fullest step's peak; the parts of a kind sum to the peak."""
+    """One row per rank and part of its peak; the parts of a kind sum to it."""
 
     table_name: ClassVar[str] = "rank_parts"
 
     rank: Ints = _id("the rank")
     kind: Texts = _text("what the peak is split by", ("category", "module"))
-    name: Texts = _text("the category, or the qualified name of the module that owns or created it")
+    name: Texts = _text("category, or module that owns or created it")
     allocated_bytes: Ints = _int("live bytes of the part")
 
 
@@ -615,17 +615,17 @@ class RankCollectives(Table):
 
     rank: Ints = _id("the rank")
     step: Ints = _int("number of the step in the job, 0 first")
-    place: Ints = _int("index among the rank's collectives in that step, 0 first")
+    place: Ints = _int("index among them in that step, 0 first")
     name: Texts = _text("operator and overload, such as aten.addmm.default")
     phase: Texts = _phase("part of the step")
     read_bytes: Ints = _int("bytes of its input tensors")
     start_us: Floats = _float("when the rank reached it, by its own clock")
-    over_us: Floats = _float("time by which it had certainly finished, by the rank's own clock")
+    over_us: Floats = _float("when it had certainly finished, by the same clock")
 
 
 @dataclass(frozen=True, eq=False)
 class RankCurve(Table):
-    """One row per rank and stretch of its fullest step; stretches have about equally many operators."""
+    """One row per rank and stretch of its fullest step."""
 
     table_name: ClassVar[str] = "rank_curve"
 
