@@ -271,7 +271,7 @@ class Ops(Table):
 
     op_id: Ints = _id("dense id; the order of everything")
     step: Ints = _int("number of the step in the job, 0 first")
-    micro_batch: Ints = _int("forward+backward round inside the step, 0 first")
+    micro_batch: Ints = _int("forward+backward round, 0 first")
     phase: Texts = _phase("part of the step")
     module_id: Ints = _id("innermost module whose forward or backward ran it")
     name: Texts = _text("operator and overload, such as aten.addmm.default")
@@ -281,7 +281,7 @@ class Ops(Table):
     stream: Ints = _int("device stream; 0 on CPU")
     flops: Ints = _int("of matrix products, convolutions and attention")
     read_bytes: Ints = _int("bytes of its input tensors")
-    written_bytes: Ints = _int("bytes of the tensors it returns or mutates, excluding views")
+    written_bytes: Ints = _int("bytes that it returns or mutates, excluding views")
     is_recompute: Bools = _bool("repeats a forward operator inside backward")
     forward_op_id: Ints = _id("forward operator that this backward operator belongs to")
     stack_id: Ints = _id("Python stack that called it; in backward, that of the forward operator")
@@ -346,7 +346,7 @@ class Memory(Table):
     op_id: Ints = _id("the operator")
     time_us: Floats = _float("when it happened or was sampled")
     device: Texts = _text("such as cpu or cuda:0")
-    allocated_bytes: Ints = _int("peak of the counter while the operator ran")
+    allocated_bytes: Ints = _int("peak while the operator ran")
     active_bytes: Ints = _int("the same, plus bytes pending free (in use by another stream)")
     reserved_bytes: Ints = _id("segments held by the allocator; null on CPU")
     host_rss_bytes: Ints = _id("resident memory of the process")
@@ -508,7 +508,7 @@ class Holders(Table):
     )
     total_bytes: Ints = _int("bytes of their storages")
     made_step: Ints = _id("step in which they were made, where it was followed")
-    op: Texts = _text("operator that made them, such as aten.addmm.default")
+    op: Texts = _text("operator that made them")
     module_id: Ints = _id("innermost module then")
     made_stack_id: Ints = _id("Python stack of that operator")
     is_by_graph: Bools = _bool("the chain leads to a tensor whose autograd graph holds them")
@@ -544,7 +544,7 @@ class ReadValues(Table):
     line: Texts = _text("as file:line:function; torch's own is followed by that of the job")
     name: Texts = _text("operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy")
     previous: Texts = _text("operator that ran before")
-    elements: Ints = _int("elements of the tensor that it depends on; 1 for a single value")
+    elements: Ints = _int("of the tensor that it depends on; 1 for a single value")
     value: Texts = _text("the value as JSON; of a result whose size depends on values, its rows")
 
 
@@ -555,7 +555,7 @@ class Stacks(Table):
     table_name: ClassVar[str] = "stacks"
 
     stack_id: Ints = _id("dense id")
-    frames: Texts = _text("one frame a line, innermost first, as file:line:function")
+    frames: Texts = _text("a line each, innermost first, as file:line:function")
     fx_nodes: Texts = _text("one line for each frame of a torch.fx graph: operation, node, line it was traced from")
 
 
@@ -574,8 +574,8 @@ class Ranks(Table):
     step_time_us: Floats = _float("duration without the recorder")
     peak_bytes: Ints = _id("peak allocated bytes of that step")
     reserved_bytes: Ints = _id("peak reserved bytes of that step; null on CPU")
-    is_complete: Bools = _bool("the requested window was recorded completely")
-    ends_at: Texts = _text("where an incomplete recording ends, and why")
+    is_complete: Bools = _bool("the requested window was recorded")
+    ends_at: Texts = _text("where an incomplete one ends, and why")
     last_step: Ints = _id("last step seen")
     last_us: Floats = _float("end of the last operator or step seen")
 
@@ -630,7 +630,7 @@ class RankCurve(Table):
     table_name: ClassVar[str] = "rank_curve"
 
     rank: Ints = _id("the rank")
-    place: Ints = _int("index of the stretch in the step, 0 first")
+    place: Ints = _int("index in the step, 0 first")
     allocated_bytes: Ints = _int("peak live bytes in it")
 
 
