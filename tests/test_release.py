@@ -49,6 +49,20 @@ def test_two_builds_are_equal(dist: Path, tmp_path: Path) -> None:
     assert _build(copied, tmp_path / "dist") == {path.name: path.read_bytes() for path in dist.iterdir()}
 
 
+def test_the_description_on_the_index_has_addresses() -> None:
+    """A release built on GitHub links README.md's pages and pictures absolutely; each is a file of the repository."""
+    pytest.importorskip("hatchling")
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    text = hook["with_addresses"]((ROOT / "README.md").read_text(), "owner/memprof", "v1.0.0")
+    targets = re.findall(r"""(?:\]\(|src="|srcset=")([^)"\s]+)""", text)
+    assert "https://raw.githubusercontent.com/owner/memprof/v1.0.0/docs/assets/pictures/report.svg" in targets
+    assert "https://github.com/owner/memprof/blob/v1.0.0/docs/gpu.md#figures" in targets
+    for target in targets:
+        path = re.fullmatch(r"https://[^/]+/owner/memprof/(?:blob/)?v1\.0\.0/([^#]+)(?:#.*)?", target)
+        assert path, target
+        assert (ROOT / path[1]).is_file(), target
+
+
 @pytest.mark.slow
 def test_checkers_accept_the_files(dist: Path) -> None:
     """`twine check --strict` and `check-wheel-contents` find nothing."""

@@ -99,11 +99,12 @@ PICTURES = (
     Picture("agent", ("agent.memprof",), "first=0&end=100000", height=_LOW),
     Picture("eight", ("eight.memprof",), "tab=ranks", part="#panel", waits="#panel .js-plotly-plot .main-svg"),
 )
-#: The recorded terminal session of the README.
+#: The recorded terminal session and the report of the README.
 SESSION = "session"
+REPORT = "report"
 
 
 def files() -> list[str]:
     """Returns the names of all files that `make pictures` writes."""
     shots = [f"{picture.name}-{theme}.png" for picture in PICTURES for theme in THEMES]
-    return sorted([*shots, f"{SESSION}.svg"])
+    return sorted([*shots, f"{SESSION}.svg", f"{REPORT}.svg"])

@@ -26,13 +26,14 @@ from lab.pictures.catalogue import (
     LSTM,
     PICTURES,
     RANKS,
+    REPORT,
     RESNET,
     SESSION,
     THEMES,
     Picture,
 )
 from lab.pictures.diagrams import write_diagrams
-from lab.pictures.session import record_session
+from lab.pictures.session import draw_report, record_session
 from memprof_dashboard.app import create_app
 from memprof_dashboard.sources import open_sources
 from tests.browsing import find_browser, playwright
@@ -161,6 +162,9 @@ def main(names: list[str]) -> int:
             print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
     if not names or SESSION in names:
         path = record_session(ROOT, BUILD / "session", ROOT / FOLDER / f"{SESSION}.svg")
+        print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+    if not names or REPORT in names:
+        path = draw_report(ROOT, BUILD / "session", ROOT / FOLDER / f"{REPORT}.svg")
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
     return 0
 

@@ -1,4 +1,4 @@
-"""A recorded terminal session as an animated SVG: real commands, their real output, and a moment to read it."""
+"""Terminals as SVGs: a session of real commands with a moment to read their output, and what one command prints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from rich.color import Color
@@ -36,6 +37,10 @@ COMMANDS = (
     ("memprof record --plan plan.toml -o fits.memprof train.py", "", 6),
     ("memprof verify plan.toml run.memprof fits.memprof", "Live bytes at the peak", 0),
 )
+#: The command of the still picture, the heading that its output is shown up to, and the columns of its terminal.
+REPORT, REPORT_END, REPORT_COLUMNS = "memprof report run.memprof", "Peak of each phase", 92
+#: Eighths of a cell that a chart's blocks fill.
+_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,56 @@ def record_session(root: Path, folder: Path, path: Path) -> Path:
     return path
 
 
-def _run(command: str, folder: Path) -> list[Text]:
+def draw_report(root: Path, folder: Path, path: Path) -> Path:
+    """Writes the first tables of the GPT sample's report as a still SVG; arguments as of ``record_session``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.memprof").write_bytes((root / "sample_traces" / "gpt" / "run.memprof").read_bytes())
+    printed = _run(REPORT, folder, REPORT_COLUMNS)
+    end = next(place for place, line in enumerate(printed) if REPORT_END in line.plain)
+    lines = [Text.assemble(("$ ", f"bold {_PROMPT}"), (REPORT, "bold")), *printed[: end - 1]]
+    width, height = round(REPORT_COLUMNS * _CELL_WIDTH + 2 * _PAD), len(lines) * _CELL_HEIGHT + 2 * _PAD
+    label = "A terminal: memprof report prints the peak, live bytes over the step by phase, and the peak by category"
+    rows = []
+    for number, line in enumerate(lines):
+        top = _PAD + number * _CELL_HEIGHT
+        rows += [*_bars(line, top), f'<text y="{top + 0.75 * _CELL_HEIGHT:g}">{_spans(_without_blocks(line))}</text>']
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">',
+        f"<style>text{{font:14px ui-monospace,Menlo,Consolas,monospace;fill:{_INK};white-space:pre}}",
+        "rect{shape-rendering:crispEdges}</style>",
+        f'<rect width="{width}" height="{height}" rx="10" fill="{_PAPER}"/>',
+        *rows,
+        "</svg>",
+        "",
+    ]
+    path.write_text("\n".join(svg), encoding="utf-8")
+    return path
+
+
+def _bars(line: Text, top: float) -> Iterator[str]:
+    """Yields a rectangle for each run of equal blocks of a chart, which fonts would leave gaps between."""
+    cells = [(_BLOCKS.find(cell.plain), _hex(_style(cell).color) or _INK) for cell in line.divide(range(1, len(line)))]
+    at = 0
+    for (eighths, colour), run in groupby(cells):
+        count = len(list(run))
+        if eighths > 0:
+            height = _CELL_HEIGHT * eighths / 8
+            yield (
+                f'<rect x="{_PAD + at * _CELL_WIDTH:g}" y="{top + _CELL_HEIGHT - height:g}" '
+                f'width="{count * _CELL_WIDTH:g}" height="{height:g}" fill="{colour}"/>'
+            )
+        at += count
+
+
+def _without_blocks(line: Text) -> Text:
+    plain = re.sub(f"[{_BLOCKS}]", " ", line.plain)
+    return Text(plain, spans=line.spans)
+
+
+def _run(command: str, folder: Path, columns: int = _COLUMNS) -> list[Text]:
     """Returns the lines that a command prints in a terminal."""
     main, other = pty.openpty()
-    environment = os.environ | {"COLUMNS": str(_COLUMNS), "LINES": "60", "TERM": "xterm-256color"}
+    environment = os.environ | {"COLUMNS": str(columns), "LINES": "60", "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
     words = [sys.executable, "-m", *command.split()]
     with subprocess.Popen(words, cwd=folder, stdin=other, stdout=other, stderr=other, env=environment) as process:
@@ -164,14 +215,19 @@ def _spans(text: Text) -> str:
         piece = plain[low:high]
         if not piece.strip():
             continue
-        styles = [span.style for span in text.spans if span.start <= low and span.end >= high]
-        style = Style.combine([Style(), *(Style.parse(one) if isinstance(one, str) else one for one in styles)])
+        style = _style(text[low:high])
         lead = len(piece) - len(piece.lstrip())
         x = _PAD + (low + lead) * _CELL_WIDTH
         shown = html.escape(piece.strip())
         length = f' textLength="{len(piece.strip()) * _CELL_WIDTH:g}" lengthAdjust="spacingAndGlyphs"'
         parts.append(f'<tspan x="{x:g}"{length}{_look(style)}>{shown}</tspan>')
     return "".join(parts)
+
+
+def _style(text: Text) -> Style:
+    """Returns the style of a text that has one throughout."""
+    styles = [span.style for span in text.spans if span.start == 0 and span.end >= len(text)]
+    return Style.combine([Style(), *(Style.parse(one) if isinstance(one, str) else one for one in styles)])
 
 
 def _look(style: Style) -> str:

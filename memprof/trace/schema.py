@@ -17,6 +17,7 @@ Rules that hold for all tables:
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -220,12 +221,10 @@ class Modules(Table):
     table_name: ClassVar[str] = "modules"
 
     module_id: Ints = _id("dense id, 0 first")
-    name: Texts = _text(
-        "qualified name below its root, as in named_modules(); with several models, the root's type first"
-    )
+    name: Texts = _text("as in named_modules(); with several models, the root's type first")
     type: Texts = _text("class name")
     parent_id: Ints = _id("parent module; null for a root")
-    parameter_bytes: Ints = _int("bytes of its own parameters, excluding its children's")
+    parameter_bytes: Ints = _int("bytes of its parameters, without its children's")
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,96 +236,85 @@ class ModuleCalls(Table):
     module_call_id: Ints = _id("dense id in order of entry")
     module_id: Ints = _id("the module called")
     parent_call_id: Ints = _id("enclosing call; null for the outermost")
-    step: Ints = _int("step it ran in")
-    first_op_id: Ints = _id("first operator run inside; null without operators")
-    last_op_id: Ints = _id("last operator run inside; null without operators")
-    is_recompute: Bools = _bool("the call repeats a forward inside backward (activation checkpointing)")
-    enters_hooks: Bools = _bool("operators in it are hooked (ops.is_hooked) by hooks entered within the call")
+    step: Ints = _int("number of the step in the job, 0 first")
+    first_op_id: Ints = _id("first operator in it")
+    last_op_id: Ints = _id("last operator in it")
+    is_recompute: Bools = _bool("repeats a forward inside backward (activation checkpointing)")
+    enters_hooks: Bools = _bool("operators in it are hooked by hooks entered within the call")
 
 
 @dataclass(frozen=True, eq=False)
 class Steps(Table):
-    """One row per training step seen, whether or not its operators were recorded."""
+    """One row per training step seen."""
 
     table_name: ClassVar[str] = "steps"
 
     step: Ints = _int("number of the step in the job, 0 first")
     kind: Texts = _text(
-        "recorded: operators and memory; warm_up: the same, before the window; timed: operator times only; "
-        "plain: uninstrumented, step time only; skipped: memory only, before the window or while it pauses",
+        "recorded; warm_up: the same, before the window; timed: operator times only; plain: step time only; "
+        "skipped: memory only, before the window or while it pauses",
         STEP_KINDS,
     )
     start_us: Floats = _float("start time")
-    duration_us: Floats = _float("duration, excluding the recorder's own pauses between steps")
-    micro_batches: Ints = _int("forward+backward rounds in it; 0 where not observed")
-    optimizer_updates: Ints = _int("optimizer updates in it; more than one where a job trains several models in turn")
-    first_op_id: Ints = _id("its first operator; null where none were recorded")
-    last_op_id: Ints = _id("its last operator; null where none were recorded")
+    duration_us: Floats = _float("duration without the recorder's pauses")
+    micro_batches: Ints = _int("forward+backward rounds; 0 where not observed")
+    optimizer_updates: Ints = _int("optimizer updates in it")
+    first_op_id: Ints = _id("first operator in it")
+    last_op_id: Ints = _id("last operator in it")
     is_complete: Bools = _bool("False when the recording ended inside it")
 
 
 @dataclass(frozen=True, eq=False)
 class Ops(Table):
-    """One row per operator run, in order. Memory allocated between two gets a row of its own (kind allocation)."""
+    """One row per operator run, in order. Memory allocated between two has a row of its own."""
 
     table_name: ClassVar[str] = "ops"
 
     op_id: Ints = _id("dense id; the order of everything")
-    step: Ints = _int("step it ran in")
-    micro_batch: Ints = _int("forward+backward round inside the step, 0 first")
+    step: Ints = _int("number of the step in the job, 0 first")
+    micro_batch: Ints = _int("forward+backward round, 0 first")
     phase: Texts = _phase("part of the step")
-    module_id: Ints = _id("innermost module whose forward or backward ran it; null outside")
+    module_id: Ints = _id("innermost module whose forward or backward ran it")
     name: Texts = _text("operator and overload, such as aten.addmm.default")
-    kind: Texts = _text("compute, copy between devices, collective, or allocation (not an operator)", KINDS)
+    kind: Texts = _text("allocation: between operators", KINDS)
     start_us: Floats = _float("start time in the recorded step")
-    duration_us: Floats = _float("duration without the recorder; null where unknown")
+    duration_us: Floats = _float("duration without the recorder")
     stream: Ints = _int("device stream; 0 on CPU")
-    flops: Ints = _int("floating point operations of matrix products, convolutions and attention; 0 for others")
+    flops: Ints = _int("of matrix products, convolutions and attention")
     read_bytes: Ints = _int("bytes of its input tensors")
-    written_bytes: Ints = _int("bytes of the tensors it returns or mutates, excluding views")
+    written_bytes: Ints = _int("bytes that it returns or mutates, excluding views")
     is_recompute: Bools = _bool("repeats a forward operator inside backward")
-    forward_op_id: Ints = _id("the forward operator this backward operator belongs to; null elsewhere")
-    stack_id: Ints = _id("Python stack that called it; for backward operators that of the forward operator")
+    forward_op_id: Ints = _id("forward operator that this backward operator belongs to")
+    stack_id: Ints = _id("Python stack that called it; in backward, that of the forward operator")
     uses_rng: Bools = _bool("draws random numbers")
     mutates: Bools = _bool("writes into one of its inputs")
-    is_hooked: Bools = _bool(
-        "the job's own saved_tensors_hooks, such as save_on_cpu, take what autograd saves, or the job disabled hooks"
-    )
+    is_hooked: Bools = _bool("the job's own saved_tensors_hooks take what autograd saves, or the job disabled hooks")
     workspace_bytes: Ints = _int(
-        "peak bytes inside it beyond what was alive before and its own outputs: temporaries of the kernel; "
-        "negative only when it freed older memory before allocating"
+        "peak inside it beyond what was alive before and its outputs; negative if it freed older memory"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Storages(Table):
-    """One row per storage lifetime. Temporaries inside one operator are in ops.workspace_bytes instead."""
+    """One row per storage lifetime; temporaries inside one operator are in ops.workspace_bytes."""
 
     table_name: ClassVar[str] = "storages"
 
     storage_id: Ints = _id("dense id in order of allocation")
-    category: Texts = _text("category", CATEGORIES)
-    category_source: Texts = _text(
-        "how the category of an imported allocation was determined: by its stack, by the phases in which it was made "
-        "and freed, by its size and order, or by torch's profiler; null where it is unknown, and in memprof's own "
-        "recordings",
-        CATEGORY_SOURCES,
-    )
-    name: Texts = _text("qualified parameter or buffer name, with the state's key for optimizer state; null elsewhere")
-    module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or created it; null outside")
+    category: Texts = _text("what it is for", CATEGORIES)
+    category_source: Texts = _text("how the category of an imported allocation was determined", CATEGORY_SOURCES)
+    name: Texts = _text("parameter or buffer name, with the state's key for optimizer state")
+    module_id: Ints = _id("module that owns (parameter, buffer, gradient, state) or created it")
     device: Texts = _text("such as cpu or cuda:0")
     requested_bytes: Ints = _int("requested bytes")
     allocated_bytes: Ints = _int("bytes after the allocator's rounding; 0 for memory it does not own")
     created_op_id: Ints = _id("operator that created it; null when alive before the recording")
     freed_op_id: Ints = _id("last operator run before it was freed; null when alive at the end")
-    held_op_id: Ints = _id(
-        "last operator up to which local variables of forward hold it, as far as the source shows; null where none does"
-    )
-    shape: Texts = _text("sizes of the first tensor seen on it, such as 8x128x256; null when none was")
-    dtype: Texts = _text("element type of that tensor, such as float32; null when none was")
+    held_op_id: Ints = _id("last operator until which local variables of forward hold it")
+    shape: Texts = _text("sizes of the (first) tensor, such as 8x128x256")
+    dtype: Texts = _text("element type of that tensor, such as float32")
     metadata: Texts = _text(
-        "what the job noted in an imported snapshot: metadata set when it was allocated, then each annotation of it; "
-        "null without"
+        "what the job noted in an imported snapshot: metadata set when it was allocated, then each annotation"
     )
 
 
@@ -338,7 +326,7 @@ class Uses(Table):
 
     op_id: Ints = _id("the operator")
     storage_id: Ints = _id("the storage")
-    role: Texts = _text("read, write (it is an output), or mutate (an input changed in place)", ROLES)
+    role: Texts = _text("write: an output; mutate: an input changed in place", ROLES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +337,7 @@ class Saved(Table):
 
     storage_id: Ints = _id("the saved storage")
     forward_op_id: Ints = _id("the forward operator whose backward reads it")
-    module_id: Ints = _id("module of that operator; null outside")
+    module_id: Ints = _id("module of that operator")
     released_op_id: Ints = _id("last backward operator of it that reads the storage")
 
 
@@ -360,25 +348,25 @@ class Memory(Table):
     table_name: ClassVar[str] = "memory"
 
     op_id: Ints = _id("the operator")
-    time_us: Floats = _float("when the sample was taken")
+    time_us: Floats = _float("when it happened or was sampled")
     device: Texts = _text("such as cpu or cuda:0")
-    allocated_bytes: Ints = _int("peak of the counter while the operator ran")
-    active_bytes: Ints = _int("the same, plus bytes pending free (in use by another stream); equal to allocated on CPU")
-    reserved_bytes: Ints = _id("segments held by the allocator; null where it has none, as on CPU")
-    host_rss_bytes: Ints = _id("resident memory of the process; null where not sampled")
+    allocated_bytes: Ints = _int("peak while the operator ran")
+    active_bytes: Ints = _int("the same, plus bytes pending free (in use by another stream)")
+    reserved_bytes: Ints = _id("segments held by the allocator; null on CPU")
+    host_rss_bytes: Ints = _id("resident memory of the process")
 
 
 @dataclass(frozen=True, eq=False)
 class HostMemory(Table):
-    """One row per sample of one process of the job (the trainer, data loader workers, other children)."""
+    """One row per sample of one process of the job."""
 
     table_name: ClassVar[str] = "host_memory"
 
-    time_us: Floats = _float("when the sample was taken")
+    time_us: Floats = _float("when it happened or was sampled")
     pid: Ints = _id("process id")
     role: Texts = _text("trainer, worker (a DataLoader worker) or child")
     rss_bytes: Ints = _int("resident memory")
-    private_bytes: Ints = _id("resident memory not shared with another process; null where not reported")
+    private_bytes: Ints = _id("resident memory not shared with another process")
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,49 +376,48 @@ class AllocatorEvents(Table):
     table_name: ClassVar[str] = "allocator_events"
 
     index: Ints = _id("position in the allocator's own order")
-    time_us: Floats = _float("when it happened")
+    time_us: Floats = _float("when it happened or was sampled")
     device: Texts = _text("such as cpu or cuda:0")
     action: Texts = _text("what the allocator did", ACTIONS)
     address: Ints = _int("address of the memory; addresses are reused")
     size_bytes: Ints = _int("requested bytes; positive for frees too")
-    block_bytes: Ints = _id("bytes of the block allocated or freed; null where unknown, and for other actions")
+    block_bytes: Ints = _id("bytes of the block allocated or freed")
     stream: Ints = _int("device stream; 0 on CPU")
     pool: Texts = _text("allocator pool; null for the default")
     op_id: Ints = _id("operator running, or the last one before")
-    stack_id: Ints = _id("Python stack; null where not taken")
-    compile_context: Texts = _text("what torch.compile was compiling or running; null outside")
+    stack_id: Ints = _id("Python stack")
+    compile_context: Texts = _text("what torch.compile was compiling or running")
     user_metadata: Texts = _text(
-        "what the job set with torch.cuda.memory._set_memory_metadata, a dictionary as JSON; of annotate, its text; "
-        "null without"
+        "what the job set with torch.cuda.memory._set_memory_metadata, as JSON; of annotate, its text"
     )
-    internal_metadata: Texts = _text("the allocator's own remark on the action; null without")
+    internal_metadata: Texts = _text("the allocator's own remark on the action")
 
 
 @dataclass(frozen=True, eq=False)
 class Annotations(Table):
-    """One row per named time span of an imported snapshot, such as ``Optimizer.step#AdamW.step``."""
+    """One row per named time span of an imported snapshot."""
 
     table_name: ClassVar[str] = "annotations"
 
-    device: Texts = _text("such as cuda:0")
-    name: Texts = _text("its name")
+    device: Texts = _text("such as cpu or cuda:0")
+    name: Texts = _text("name of the span")
     start_us: Floats = _float("start time; null where it began before the recording")
     end_us: Floats = _float("end time; null where it ended after the recording")
 
 
 @dataclass(frozen=True, eq=False)
 class Segments(Table):
-    """One row per segment in a device allocator's snapshot. Empty on CPU."""
+    """One row per segment of a device allocator."""
 
     table_name: ClassVar[str] = "segments"
 
-    device: Texts = _text("such as cuda:0")
+    device: Texts = _text("such as cpu or cuda:0")
     address: Ints = _int("first byte")
     total_size_bytes: Ints = _int("size of the segment")
     allocated_size_bytes: Ints = _int("bytes in use")
-    active_size_bytes: Ints = _int("bytes in use or pending free (in use by another stream)")
+    active_size_bytes: Ints = _int("bytes in use or pending free")
     requested_size_bytes: Ints = _int("requested bytes of the blocks in use")
-    stream: Ints = _int("device stream")
+    stream: Ints = _int("device stream; 0 on CPU")
     segment_type: Texts = _text("small or large", ("small", "large"))
     segment_pool: Texts = _text("pool it belongs to; null for the default")
     is_expandable: Bools = _bool("grows in place")
@@ -438,34 +425,33 @@ class Segments(Table):
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory(Table):
-    """One row per sample of a whole device: the driver's figures, and what torch's allocators hold of it."""
+    """One row per sample of a whole device."""
 
     table_name: ClassVar[str] = "device_memory"
 
-    time_us: Floats = _float("when the sample was taken")
-    device: Texts = _text("such as cuda:0")
+    time_us: Floats = _float("when it happened or was sampled")
+    device: Texts = _text("such as cpu or cuda:0")
     total_bytes: Ints = _int("memory of the device")
-    used_bytes: Ints = _int("in use by all processes together, as nvidia-smi shows it")
-    process_bytes: Ints = _id("in use by this process, as the driver counts it; null where not reported")
-    reserved_bytes: Ints = _int("of it, segments held by torch's caching allocator in this process")
-    pinned_bytes: Ints = _id("pinned host memory held by torch; null where torch does not report it")
+    used_bytes: Ints = _int("in use by all processes, as nvidia-smi shows it")
+    process_bytes: Ints = _id("in use by this process")
+    reserved_bytes: Ints = _int("of it, segments of torch's caching allocator")
+    pinned_bytes: Ints = _id("pinned host memory held by torch")
 
 
 @dataclass(frozen=True, eq=False)
 class StepPeaks(Table):
-    """One row per step and device of a light recording, which covers the whole run: the peak of the step."""
+    """One row per step and device of a light recording: the peak of the step."""
 
     table_name: ClassVar[str] = "step_peaks"
 
     step: Ints = _int("number of the step in the job, 0 first")
     device: Texts = _text("such as cpu or cuda:0")
-    phase: Texts = _phase("part of the step at the peak")
-    module_id: Ints = _id("innermost module at the peak; null outside")
+    phase: Texts = _phase("part of the step")
+    module_id: Ints = _id("innermost module then")
     allocated_bytes: Ints = _int("peak seen")
-    reserved_bytes: Ints = _id("segments held by the allocator then; null where it has none, as on CPU")
+    reserved_bytes: Ints = _id("segments held by the allocator; null on CPU")
     how: Texts = _text(
-        "heard: from every allocation; told: the allocator's own peak; counted: sampled at the start and end of "
-        "module calls and updates, so it misses memory allocated and freed in between",
+        "heard: every allocation; told: the allocator's own peak; counted: at the edges of module calls and updates",
         PEAK_SOURCES,
     )
     end_bytes: Ints = _id("allocated at the end of the step; null in recordings of earlier versions")
@@ -474,11 +460,11 @@ class StepPeaks(Table):
 
 @dataclass(frozen=True, eq=False)
 class ModulePeaks(Table):
-    """One row per phase and module of a light recording: the peak over the whole run while the job was in it."""
+    """One row per phase and module of a light recording: the peak over the whole run."""
 
     table_name: ClassVar[str] = "module_peaks"
 
-    module_id: Ints = _id("innermost module; null outside")
+    module_id: Ints = _id("innermost module then")
     phase: Texts = _phase("part of the step")
     step: Ints = _int("first step that reached it")
     device: Texts = _text("such as cpu or cuda:0")
@@ -491,86 +477,84 @@ class OutOfMemory(Table):
 
     table_name: ClassVar[str] = "out_of_memory"
 
-    time_us: Floats = _float("when it failed")
-    device: Texts = _text("device of the request, such as cpu or cuda:0")
-    step: Ints = _id("step it happened in; null where steps were not recorded")
-    op_id: Ints = _id("operator that made the request, or the last one before it; null without one")
-    name: Texts = _text("operator that made the request, such as aten.addmm.default; null outside operators")
-    phase: Texts = _phase("part of the step; null where unknown")
-    module_id: Ints = _id("innermost module whose forward or backward made the request; null outside")
-    stack_id: Ints = _id("Python stack of the request; null where not taken")
-    requested_bytes: Ints = _id("requested bytes, at most 2**60; null where the error does not state them")
-    allocated_bytes: Ints = _id("allocated bytes at the time; null where the allocator keeps no count")
-    reserved_bytes: Ints = _id("segments the allocator held; null where it has none, as on CPU")
-    largest_free_bytes: Ints = _id("largest free block in those segments; null where unknown")
-    free_bytes: Ints = _id("free bytes of the device; null where the system does not report them")
-    total_bytes: Ints = _id("memory of the device, or the limit it has; null where unknown")
+    time_us: Floats = _float("when it happened or was sampled")
+    device: Texts = _text("such as cpu or cuda:0")
+    step: Ints = _id("step it happened in")
+    op_id: Ints = _id("operator that made the request, or the last one before")
+    name: Texts = _text("operator that made the request")
+    phase: Texts = _phase("part of the step")
+    module_id: Ints = _id("innermost module then")
+    stack_id: Ints = _id("Python stack of the request")
+    requested_bytes: Ints = _id("requested bytes, at most 2**60")
+    allocated_bytes: Ints = _id("allocated bytes at the time")
+    reserved_bytes: Ints = _id("segments held by the allocator; null on CPU")
+    largest_free_bytes: Ints = _id("largest free block in those segments")
+    free_bytes: Ints = _id("free bytes of the device")
+    total_bytes: Ints = _id("memory of the device, or the limit it has")
     is_caught: Bools = _bool("the job continued after it")
     message: Texts = _text("first line of the error")
 
 
 @dataclass(frozen=True, eq=False)
 class Holders(Table):
-    """One row per tensor whose holder was looked up: what in the job keeps it alive, and of a few where it was made."""
+    """One row per tensor whose holder was looked up."""
 
     table_name: ClassVar[str] = "holders"
 
     step: Ints = _int("step at whose end it was looked up")
     device: Texts = _text("such as cpu or cuda:0")
-    storage_id: Ints = _id("the tensor's storage; null where not recorded")
+    storage_id: Ints = _id("the tensor's storage")
     kind: Texts = _text("what holds it", HOLDER_KINDS)
-    chain: Texts = _text("references from a variable to the tensor, such as history['loss'][3]; null if none was found")
-    container: Texts = _text("type of the object that the variable refers to; null where unknown")
-    stack_id: Ints = _id("stack of one frame: file, line and function of the variable; null where unknown")
-    shape: Texts = _text("sizes of the tensor, such as 8x128x256")
-    dtype: Texts = _text("its element type, such as float32")
-    has_graph: Bools = _bool("it has an autograd graph, which holds what backward would read")
+    chain: Texts = _text("from a variable to the tensor, such as history['loss'][3]")
+    container: Texts = _text("type of the object that the variable refers to")
+    stack_id: Ints = _id("stack of one frame: where the variable is")
+    shape: Texts = _text("sizes of the (first) tensor, such as 8x128x256")
+    dtype: Texts = _text("element type of that tensor, such as float32")
+    has_graph: Bools = _bool("it has an autograd graph")
     tensors: Ints = _int(
-        "tensors of this shape, type and graph that Python held then; with `made_step`, those of that step and line; "
-        "0 for one that is large and that training does not keep"
+        "tensors of this kind that Python held then; with `made_step`, those of that step and line; 0 for a large one "
+        "that training does not keep"
     )
     total_bytes: Ints = _int("bytes of their storages")
-    made_step: Ints = _id("step of a light recording that was followed, in which they were made; null elsewhere")
-    op: Texts = _text("operator that made them, such as aten.addmm.default; null where not followed")
-    module_id: Ints = _id("module that ran then; null outside any, and where not followed")
-    made_stack_id: Ints = _id("Python stack of that operator; null where not followed")
+    made_step: Ints = _id("step in which they were made, where it was followed")
+    op: Texts = _text("operator that made them")
+    module_id: Ints = _id("innermost module then")
+    made_stack_id: Ints = _id("Python stack of that operator")
     is_by_graph: Bools = _bool("the chain leads to a tensor whose autograd graph holds them")
 
 
 @dataclass(frozen=True, eq=False)
 class Optimizers(Table):
-    """One row per optimizer of the job, in its last recorded state."""
+    """One row per optimizer, in its last recorded state."""
 
     table_name: ClassVar[str] = "optimizers"
 
     optimizer_id: Ints = _id("dense id in the order found")
     name: Texts = _text("class, with its module, such as torch.optim.adamw.AdamW")
-    settings: Texts = _text("plain settings of its first parameter group (numbers, truth values, texts), as JSON")
+    settings: Texts = _text("plain settings of its first parameter group, as JSON")
     parameters: Ints = _int("parameters it updates")
     parameter_bytes: Ints = _int("their bytes")
     elements: Ints = _int("their elements")
     state_bytes: Ints = _int("bytes of its state by then; 0 before its first update")
-    full_state_bytes: Ints = _id("bytes of its state once every parameter has been updated; null where not known")
+    full_state_bytes: Ints = _id("the same once every parameter has been updated")
     updates: Ints = _int("updates seen")
 
 
 @dataclass(frozen=True, eq=False)
 class ReadValues(Table):
-    """One row per value that the job read from a tensor in the recorded steps and before them, in order.
+    """One row per value that the job read from a tensor, in order.
 
     A dry run of the same job replays them (docs/dry-run.md). They may be data: ``--scrub`` leaves the table out.
     """
 
     table_name: ClassVar[str] = "read_values"
 
-    step: Ints = _int("step it was read in")
-    line: Texts = _text("line that read it, as file:line:function; torch's own is followed by that of the job")
-    name: Texts = _text(
-        "operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy, which are none"
-    )
-    previous: Texts = _text("operator that ran before, of whose result a single value often is; null for none")
-    elements: Ints = _int("elements of the tensor that it depends on; 1 for a single value")
-    value: Texts = _text("the value as JSON; of an operator whose result has a size that depends on values, its rows")
+    step: Ints = _int("number of the step in the job, 0 first")
+    line: Texts = _text("as file:line:function; torch's own is followed by that of the job")
+    name: Texts = _text("operator, such as aten._local_scalar_dense.default, or Tensor.tolist or Tensor.numpy")
+    previous: Texts = _text("operator that ran before")
+    elements: Ints = _int("of the tensor that it depends on; 1 for a single value")
+    value: Texts = _text("the value as JSON; of a result whose size depends on values, its rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -580,31 +564,29 @@ class Stacks(Table):
     table_name: ClassVar[str] = "stacks"
 
     stack_id: Ints = _id("dense id")
-    frames: Texts = _text("one frame a line, innermost first, as file:line:function")
-    fx_nodes: Texts = _text(
-        "one line for each frame of a torch.fx graph: operation, node, and the line it was traced from; null without"
-    )
+    frames: Texts = _text("a line each, innermost first, as file:line:function")
+    fx_nodes: Texts = _text("one line for each frame of a torch.fx graph: operation, node, line it was traced from")
 
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Table):
-    """One row per rank of the file: a summary for comparing ranks. Values are of the rank's fullest step."""
+    """One row per rank of the file; values are of its fullest step."""
 
     table_name: ClassVar[str] = "ranks"
 
     rank: Ints = _id("the rank")
-    node: Texts = _text("machine it ran on; null where unknown")
-    clock: Texts = _text("clock of its times: ranks that share a clock need no alignment; null where unknown")
-    device: Texts = _text("device that holds most of its bytes, such as cuda:0")
-    step: Ints = _id("the fullest step; null where no operator was recorded")
+    node: Texts = _text("machine it ran on")
+    clock: Texts = _text("clock of its times")
+    device: Texts = _text("device that holds most of its bytes")
+    step: Ints = _id("the fullest step")
     ops: Ints = _int("operators of that step")
-    step_time_us: Floats = _float("duration without the recorder; null where unknown")
-    peak_bytes: Ints = _id("peak allocated bytes of that step; null without one")
-    reserved_bytes: Ints = _id("peak reserved bytes of that step; null where the allocator has none, as on CPU")
-    is_complete: Bools = _bool("the requested window was recorded completely")
-    ends_at: Texts = _text("where an incomplete recording ends, and why")
-    last_step: Ints = _id("last step seen; null where none was")
-    last_us: Floats = _float("end of the last operator or step seen; null where there is none")
+    step_time_us: Floats = _float("duration without the recorder")
+    peak_bytes: Ints = _id("peak allocated bytes of that step")
+    reserved_bytes: Ints = _id("peak reserved bytes of that step; null on CPU")
+    is_complete: Bools = _bool("the requested window was recorded")
+    ends_at: Texts = _text("where an incomplete one ends, and why")
+    last_step: Ints = _id("last step seen")
+    last_us: Floats = _float("end of the last operator or step seen")
 
 
 @dataclass(frozen=True, eq=False)
@@ -616,21 +598,21 @@ class RankMoments(Table):
     rank: Ints = _id("the rank")
     phase: Texts = _phase("part of the step; null for the peak of the whole step")
     op_id: Ints = _id("the operator, counted in the step")
-    name: Texts = _text("its name")
-    module: Texts = _text("qualified name of its module; null outside, and for a model itself")
+    name: Texts = _text("name of the operator")
+    module: Texts = _text("its module; null for a model itself")
     in_phase: Texts = _phase("part of the step it is in")
     allocated_bytes: Ints = _int("live bytes while it ran")
 
 
 @dataclass(frozen=True, eq=False)
 class RankParts(Table):
-    """One row per rank and part of the live bytes at its fullest step's peak; the parts of a kind sum to the peak."""
+    """One row per rank and part of its peak; the parts of a kind sum to it."""
 
     table_name: ClassVar[str] = "rank_parts"
 
     rank: Ints = _id("the rank")
     kind: Texts = _text("what the peak is split by", ("category", "module"))
-    name: Texts = _text("the category, or the qualified name of the module that owns or created it; null outside")
+    name: Texts = _text("category, or module that owns or created it")
     allocated_bytes: Ints = _int("live bytes of the part")
 
 
@@ -641,23 +623,23 @@ class RankCollectives(Table):
     table_name: ClassVar[str] = "rank_collectives"
 
     rank: Ints = _id("the rank")
-    step: Ints = _int("step it ran in")
-    place: Ints = _int("index among the rank's collectives in that step, 0 first")
-    name: Texts = _text("operator and overload, such as c10d.allreduce_.default")
+    step: Ints = _int("number of the step in the job, 0 first")
+    place: Ints = _int("index among them in that step, 0 first")
+    name: Texts = _text("operator and overload, such as aten.addmm.default")
     phase: Texts = _phase("part of the step")
     read_bytes: Ints = _int("bytes of its input tensors")
     start_us: Floats = _float("when the rank reached it, by its own clock")
-    over_us: Floats = _float("time by which it had certainly finished, by the rank's own clock; null where unknown")
+    over_us: Floats = _float("when it had certainly finished, by the same clock")
 
 
 @dataclass(frozen=True, eq=False)
 class RankCurve(Table):
-    """One row per rank and stretch of its fullest step; stretches have about equally many operators."""
+    """One row per rank and stretch of its fullest step."""
 
     table_name: ClassVar[str] = "rank_curve"
 
     rank: Ints = _id("the rank")
-    place: Ints = _int("index of the stretch in the step, 0 first")
+    place: Ints = _int("index in the step, 0 first")
     allocated_bytes: Ints = _int("peak live bytes in it")
 
 
@@ -696,27 +678,37 @@ def is_beside(phase: Texts) -> Bools:
 
 def reference() -> str:
     """Renders the format reference as Markdown."""
+    tables = (*TABLES, *RANK_TABLES)
+    often = Counter(column for table in tables for column in table.columns())
     lines = [
         "# The trace format",
         "",
         f"Schema version {SCHEMA_VERSION}. Generated by `python -m memprof.trace.schema > docs/trace-format.md`.",
         "",
         "A `.memprof` file is an uncompressed zip of `manifest.json` and one Parquet file per table, in a folder",
-        "for each rank (`rank0/ops.parquet`, …). Missing ids and missing texts are null. Bytes are 64-bit",
-        "integers, times are Unix time in microseconds, order is `op_id`. The tables whose names begin with rank lie",
-        "outside those folders: they summarise the ranks of the file.",
+        "for each rank (`rank0/ops.parquet`, …). The tables whose names begin with rank are outside those folders.",
+        "Read it from Python ([python.md](python.md)), or as plain tables: `memprof export --to parquet`",
+        "([export.md](export.md)).",
+        "",
+        "- Ids (`_id`), bytes (`_bytes`) and columns marked *int* are 64-bit integers; `_us` are floats, Unix time or",
+        "  durations in microseconds; `is_`, `has_` and columns marked *bool* are truth values; others are texts.",
+        "- Null means unknown, or none: outside a module, without a stack, where the allocator has no such number.",
+        "- Order is `op_id`.",
+        f"- A phase is {', '.join(PHASES)}, or a name defined by the job.",
+        "",
+        "Columns that several tables have:",
+        "",
+        *(_described(column) for column, count in often.items() if count > 1),
         "",
         "## Coded columns",
         "",
-        "From version 2 on, most columns are not stored as they are. Read a recording from Python",
-        "([python.md](python.md)), or write plain tables with `memprof export --to parquet` ([export.md](export.md)).",
-        "In the file, a column is",
+        "From version 2 on, a column of the file is",
         "",
-        "* left out, if it has no value in any row (0 and false for columns that are never missing);",
-        "* left out, if all rows have the same value: `constant` gives it, in the JSON under the key `memprof` of the",
+        "- left out, if it has no value in any row (0 and false for columns that are never null);",
+        "- left out, if all rows have the same value: `constant` gives it, in the JSON under the key `memprof` of the",
         "  Parquet file's metadata;",
-        "* left out, if it equals another: `same` names it, `ops.start_us` for one of another table with as many rows;",
-        "* stored under its name and, after a colon, how the values that are not null are coded:",
+        "- left out, if it equals another: `same` names it, `ops.start_us` for one of another table with as many rows;",
+        "- stored under its name and, after a colon, how the values that are not null are coded:",
         "",
         "| suffix | stored |",
         "|---|---|",
@@ -725,21 +717,19 @@ def reference() -> str:
         "| `r` | the number of values since the last equal one; 0 where a value appears for the first time |",
         "| `n` | the values that `r` has 0 for, in order, then nulls |",
     ]
-    for table in (*TABLES, *RANK_TABLES):
-        lines += [
-            "",
-            f"## {table.table_name}",
-            "",
-            (table.__doc__ or "").strip(),
-            "",
-            "| column | type | meaning |",
-            "|---|---|---|",
-        ]
-        for column in table.columns():
-            more = ", or a name defined by the job" if column.is_open else ""
-            values = f" ({', '.join(column.values)}{more})" if column.values else ""
-            lines.append(f"| `{column.name}` | {column.kind} | {column.meaning}{values} |")
+    for table in tables:
+        shared = [f"`{column.name}`" for column in table.columns() if often[column] > 1]
+        lines += ["", f"## {table.table_name}", "", " ".join((table.__doc__ or "").split()), ""]
+        lines += [f"- {', '.join(shared)}"] if shared else []
+        lines += [_described(column) for column in table.columns() if often[column] == 1]
     return "\n".join(lines) + "\n"
+
+
+def _described(column: Column) -> str:
+    is_named = column.name.endswith(("_id", "_bytes", "_us")) or column.name.startswith(("is_", "has_"))
+    kind = "" if is_named or column.kind == "text" else " *bool*" if column.kind == "bool" else " *int*"
+    values = f" ({', '.join(column.values)})" if column.values and not column.is_open else ""
+    return f"- `{column.name}`{kind}: {column.meaning}{values}"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ NOT_RUN = {
     "--nproc-per-node 8": "needs eight devices",
     "l8.memprof": "a dry run of a model of 8 billion parameters takes minutes",
     "llama.py": "a dry run of a model of 8 billion parameters takes minutes",
+    "lora8b": "needs peft, and minutes for a dry run of a model of 8 billion parameters",
+    "gpt2": "needs transformers, and minutes for a dry run of GPT-2 medium",
+    "sft.py": "needs trl",
     "--expert-load 1.5": "needs a mixture of experts; tests/virtual/test_dry_ranks.py runs one",
     "--ranks 64": "needs a distributed script; stages.py is one, on four ranks",
 }
