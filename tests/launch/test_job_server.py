@@ -51,6 +51,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return job
 
 
+def test_a_job_has_as_many_threads_as_when_it_was_recorded(tmp_path: Path) -> None:
+    """Though this shell has one: what kernels of the CPU allocate depends on them."""
+    recording = tmp_path / "two.memprof"
+    with JobServer(find_script(["train.py"]), WINDOW, threads=2) as server:
+        server.run([DryRequest(None, recording)])
+    assert Trace.open(recording).manifest.machine.threads == 2
+
+
 def test_each_plan_has_its_own_outcome_and_recording(folder: Path, tmp_path: Path) -> None:
     """In the order of the requests; all were forked from one process, and none sees the files of another."""
     requests = [

@@ -202,8 +202,12 @@ class DryChecks:
     def _started(self) -> JobServer:
         if self._server is None:
             why_not = why_not_apart() if self._window.isolate else "isolate = false in pyproject.toml"
+            threads = 0 if self._device else self._manifest.machine.threads
             self._server = JobServer(
-                self._target, self._window, self._device, apart=not why_not, read_values=self._read_values
+                *(self._target, self._window, self._device),
+                apart=not why_not,
+                read_values=self._read_values,
+                threads=threads,
             )
             self._announce(_describe_run(self._option, self._target, why_not))
         return self._server

@@ -79,7 +79,14 @@ class JobServer:
     """
 
     def __init__(
-        self, target: Target, window: DryWindow, device: str = "", *, apart: bool = False, read_values: str = ""
+        self,
+        target: Target,
+        window: DryWindow,
+        device: str = "",
+        *,
+        apart: bool = False,
+        read_values: str = "",
+        threads: int = 0,
     ) -> None:
         """Starts nothing yet.
 
@@ -90,11 +97,13 @@ class JobServer:
             apart: Isolate the job: writes in this folder are redirected, and it has no network (``isolation``).
             read_values: Values of a recording of the job (``read_values_of``). Where it fails with them, as it may
                 under a plan that changes what is read, it is run with placeholders.
+            threads: That share an operator on the CPU: kernels' workspaces depend on them. 0 for as many as here.
         """
         self._read_values = read_values
         self._target, self._window, self._device, self._apart = target, window, device, apart
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._processes: FreshRanks | ForkedRanks | None = None
+        self._inherited = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
         self._environment: Mapping[str, str] = {}
         self._count = 0
 
@@ -160,7 +169,7 @@ class JobServer:
             why = error.strerror or error
             return f"a dry run needs a temporary folder, and none can be written ({why}): set TMPDIR."
         settings = self._settings(DryRequest(None), Path(self._scratch.name))
-        self._environment = recording_environment(os.environ, Path(self._scratch.name), settings)
+        self._environment = recording_environment(self._inherited, Path(self._scratch.name), settings)
         try:
             with open(os.devnull, "wb") as nothing:
                 output = nothing.fileno()
@@ -235,7 +244,7 @@ class JobServer:
             folder.mkdir(mode=0o700)
             begun = begin_recording(self._target, self._settings(request, folder))
             spool = begun.spool.resolve()
-            environment = recording_environment(os.environ, spool, begun.settings)
+            environment = recording_environment(self._inherited, spool, begun.settings)
             environment = stand_in_for_tools(environment, spool, self._device)
             if self._apart:
                 environment[SCRATCH] = str(folder / "apart")
