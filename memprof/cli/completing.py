@@ -57,7 +57,6 @@ def _offer_of(param: click.Parameter) -> Offer | None:
     if param.metavar in _RECORDINGS:
         return _recordings
     simple: dict[str, Offer] = {
-        "--machine": _words(_machines),
         "--planner": _words(_planners),
         "--allow": _words(_policies),
         "--forbid": _words(_policies),
@@ -67,7 +66,7 @@ def _offer_of(param: click.Parameter) -> Offer | None:
         if option in simple:
             return simple[option]
         if option == "--device" and param.metavar == "NAME":
-            return _words(_cards)
+            return _words(_cards if param.name == "device" else _machines)
     return _policy_offer(param)
 
 

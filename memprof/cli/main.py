@@ -167,10 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after ``memprof``; None for ``sys.argv``.
     """
     _tolerate_narrow_encodings()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = memprof.main(
-            args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
-        )
+        status = memprof.main(args=words, prog_name="memprof", standalone_mode=False, obj=words)
     except click.ClickException as error:
         _with_hint(error).show()
         return error.exit_code

@@ -103,7 +103,7 @@ def test_what_is_offered_is_understood(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every device, policy, planner, table and setting that is offered is read by what takes it."""
-    machines = values(offered(folder, "memprof check --machine ", monkeypatch, capsys))
+    machines = values(offered(folder, "memprof check --device ", monkeypatch, capsys))
     assert [find_machine(name) for name in machines] == list(accelerators())
     cards = values(offered(folder, "memprof record --device ", monkeypatch, capsys))
     assert cards

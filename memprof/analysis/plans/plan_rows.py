@@ -101,7 +101,7 @@ class PlanRow:
         recorded_bytes: The peak as recorded.
         how: How its numbers were obtained, one of policies.base.SOURCES.
         policies: Its policies.
-        reserved_bytes: Modelled peak of reserved bytes; None where unknown.
+        reserved_bytes: Peak of reserved bytes, of its dry run or as modelled; None where unknown.
         expandable_bytes: The same with expandable segments.
         host_bytes: Pinned host memory of its copies; None where unknown.
         step_time_us: Its step time; None where unknown.
@@ -158,7 +158,11 @@ PLANS = (
     *_PEAK,
     Column("peak_allocated_bytes", None, BYTES, attrgetter("found.peak_bytes")),
     Column("peak_interval_bytes", None, NUMBERS, attrgetter("bounds")),
-    Column("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled", is_optional=True),
+    Column(
+        *("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes")),
+        "of its dry run, or as modelled",
+        is_optional=True,
+    ),
     Column(
         "peak_reserved_expandable_bytes",
         "expandable",

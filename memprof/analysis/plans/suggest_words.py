@@ -6,14 +6,7 @@ import math
 
 from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
-from memprof.analysis.plans.suggest import (
-    Suggestion,
-    describe_least,
-    describe_peak,
-    place_of,
-    settings_named,
-    simplest_of,
-)
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, simplest_of
 from memprof.planners.search.candidate import Candidate
 from memprof.units import (
     format_bytes,
@@ -62,11 +55,11 @@ def describe_simplest(found: Suggestion) -> str:
     simplest = simplest_of(found.plans, found.plans)
     if simplest is None:
         return ""
-    fastest = found.plans[0]
-    few, many = settings_named(simplest), settings_named(fastest)
+    fastest, number = found.plans[0], found.plans.index(simplest) + 1
     return (
-        f"simplest that fits: plan {found.plans.index(simplest) + 1}, {format_count(few, 'setting')} instead of "
-        f"{many:,}, step time {describe_slowdown(simplest, found)} instead of {describe_slowdown(fastest, found)}"
+        f"simplest that fits: plan {number}, {format_count(simplest.settings, 'setting')} instead of "
+        f"{fastest.settings:,}, step time {describe_slowdown(simplest, found)} instead of "
+        f"{describe_slowdown(fastest, found)}"
     )
 
 

@@ -51,6 +51,28 @@ def option(*names: str, group: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+class DeviceOption(GroupedOption):
+    """``--device``, which is also accepted as ``--machine``, its former name beside it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns its line of the help, under its one documented name."""
+        record = super().get_help_record(ctx)
+        return None if record is None else (record[0].replace(", --machine", ""), record[1])
+
+
+def device_option(name: str, words: str, *, group: str = OTHER, **settings: Any) -> Callable[[F], F]:
+    """Adds ``--device NAME``, a device of the catalogue, to a command.
+
+    Args:
+        name: The parameter that takes it.
+        words: Its help text.
+        group: Heading that it is listed under.
+        settings: As in ``click.option``.
+    """
+    more = {"metavar": "NAME", "help": words, **settings}
+    return click.option("--device", "--machine", name, cls=DeviceOption, group=group, **more)
+
+
 def add_all(*adders: Callable[[F], F]) -> Callable[[F], F]:
     """Returns a decorator that adds options, in the order in which help lists them."""
 

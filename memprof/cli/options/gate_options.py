@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memprof.cli.options.command_classes import device_option
 from memprof.errors import UsageError
 from memprof.launch.parent.settings import read_gates
 
@@ -51,9 +52,7 @@ def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[li
 
 def commit_options(command: F) -> F:
     """Adds ``--device`` and ``--link`` to a command; it takes ``device`` and ``links``."""
-    device = click.option(
-        "--device", default="", metavar="NAME", help="The GPU to simulate, such as rtx4090.  [default: the CPU]"
-    )
+    device = device_option("device", "The GPU to simulate, such as rtx4090.  [default: the CPU]", default="")
     link = click.option(
         "--link",
         "links",

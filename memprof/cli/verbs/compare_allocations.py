@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memprof.cli.options.command_classes import device_option
 from memprof.errors import UsageError
 from memprof.harmless import notify
 
@@ -29,7 +30,7 @@ Examples:
   memprof compare-allocations gpu.pickle dry-run.pickle
   memprof compare-allocations --dashboard gpu.pickle dry-run.pickle""",
 )
-@click.option("--device", metavar="NAME", help="The device to simulate, such as rtx4090 or a100-80g.")
+@device_option("device", "The device to simulate, such as rtx4090 or a100-80g.")
 @click.option("--tolerance", default="0%", metavar="PERCENT", help="Largest error of the peak. Default: 0%.")
 @click.option("--top", default=12, metavar="N", help="Kinds of differences to list. Default: 12.")
 @click.option("--figure", type=click.Path(), metavar="FILE.svg", help="Draw both sides' live bytes over each other.")
