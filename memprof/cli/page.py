@@ -205,12 +205,14 @@ def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
             places.remove(place)
             del widths[place]
     columns = [facts.columns[place] for place in places]
+    has_room = sum(widths.values()) - _GAP <= width
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
-    for column in columns:
+    for place, column in zip(places, columns, strict=True):
         if column.unit.is_number and not column.is_bar:
             table.add_column(Text(column.heading or ""), justify="right", no_wrap=True)
         else:
-            table.add_column(Text(column.heading or ""), overflow="ellipsis")
+            least = widths[place] - _GAP if has_room else None
+            table.add_column(Text(column.heading or ""), overflow="ellipsis", min_width=least)
     for row in facts.rows:
         found = zip(places, columns, strict=True)
         cells = (_draw_cell(row.cells[place], column, row.kind, is_cut=has_bars) for place, column in found)
@@ -221,6 +223,8 @@ def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
 def _least_width(facts: FactTable, place: int, width: int) -> int:
     """Returns the width a column has while others can give way: that of its numbers, of words a fifth of the page."""
     column = facts.columns[place]
+    if column.is_bar:
+        return _BAR_WIDTH
     texts = (column.heading or "", *(row.cells[place].text for row in facts.rows))
     natural = max(cell_len(printable(text)) for text in texts)
     return natural if column.unit.is_number else min(natural, max(_LEAST_WIDTH, width // 5))

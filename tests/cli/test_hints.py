@@ -88,7 +88,7 @@ STATES = (
     (f"record --budget 8MiB -o new.memprof {_SMALL}",),
     (
         "suggest run.memprof --budget 80% --no-run --allow checkpoint --write plan.toml",
-        f"record --plan plan.toml --budget 4MiB -o head.memprof {_SMALL}",
+        f"record --plan plan.toml --budget 8MiB -o head.memprof {_SMALL}",
     ),
     (f"fit --budget 90% --allow checkpoint -o fitted {_SMALL}",),
     (f"fit --budget 64KiB --allow checkpoint -o fitted {_SMALL}",),

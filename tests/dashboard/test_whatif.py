@@ -239,8 +239,8 @@ def test_an_imported_snapshot_has_the_search_of_the_command(tmp_path: Path, caps
     found = find_changes(Rank(trace), SearchForm("62MiB", default_policies()))
     assert main(["suggest", str(trace.path), "--budget", "62MiB", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    page = text_of(plan_parts.changes(found))
-    assert page.startswith("Within 62.00 MiB: ")
+    assert text_of(plan_parts.changes(found)).startswith("Within 62.00 MiB: ")
+    page = _text(plan_parts.changes(found))
     assert [one.what for one in found.fitting] == [plan["describe"] for plan in told["plans"] if plan["fits"]]
     for each in (*(one.what for one in found.fitting), "expandable", told["needs"]):
         assert each in page

@@ -148,10 +148,10 @@ _PEAK = (
     Column("describe", None, WORDS),
     shown("plan", WORDS, lambda one: one.short or one.describe, key="short"),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
-    shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=6),
+    shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=8),
 )
-_SOURCE = Column("how", "source", gives_way=1)
-_PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase)
+_SOURCE = Column("how", "source", gives_way=3)
+_PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase, gives_way=1)
 PLANS = (
     Column("fits", None, TRUTH, lambda one: one.number is not None),
     shown("", NUMBER, attrgetter("number"), key="number"),
@@ -169,12 +169,12 @@ PLANS = (
         BYTES,
         attrgetter("expandable_bytes"),
         is_optional=True,
-        gives_way=5,
+        gives_way=7,
     ),
     Column("host_bytes", None, BYTES),
     shown("on the host", BYTES, lambda one: one.host_bytes or None, missing="-", is_optional=True),
-    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, gives_way=4),
-    Column("step_time_us", "step time", US, is_optional=True, gives_way=3),
+    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, gives_way=6),
+    Column("step_time_us", "step time", US, is_optional=True, gives_way=5),
     Column("step_time_interval_us", None, FLOATS, attrgetter("times_us")),
     Column("slowdown", "change", RATIO_CHANGE, is_optional=True),
     _PLACE,
@@ -182,7 +182,7 @@ PLANS = (
     Column("peak_module", None, TEXT, lambda one: one.module or None),
     _SOURCE,
     Column("numerics", None),
-    replace(_NUMERICS, gives_way=2),
+    replace(_NUMERICS, gives_way=4),
     Column("changes", None, TEXTS),
     Column("at_peak", None, SIZES, attrgetter("found.categories")),
     Column("policies", None, rows_of(CHANGES)),
@@ -192,9 +192,9 @@ OVER_BUDGET = (
     shown("over by", FIGURE, attrgetter("over")),
     shown("change", RATIO_CHANGE, attrgetter("slowdown"), is_optional=True),
     _PLACE,
-    shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1)),
+    shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1), gives_way=2),
     replace(_SOURCE, in_json=False),
-    replace(_NUMERICS, gives_way=2),
+    replace(_NUMERICS, gives_way=4),
 )
 REFUSED = (Column("plan", "plan", TEXT, lambda one: one[0]), Column("reason", "reason", WORDS, lambda one: one[1]))
 

@@ -198,7 +198,7 @@ def commands_under(manifest: Manifest, plan: str) -> list[str]:
     """
     named, job = f"--plan {shlex.quote(plan)}", words_for_record(manifest)
     train = f"memprof record {named} {job}"
-    if manifest.backend.name != DRY_RUN:
+    if manifest.backend.name != DRY_RUN and not manifest.dry_ranks:
         return [train]
     device = machine_of_device(manifest.machine.device_name)
     on = "" if device is None else f" --device {shlex.quote(device.name)}"

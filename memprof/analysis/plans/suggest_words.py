@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
 from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, simplest_of
 from memprof.planners.search.candidate import Candidate
@@ -99,19 +98,12 @@ def describe_reserved(found: Suggestion) -> str:
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
         return ""
-    step = found.basis.fullest_under(found.plans[0].plan)
-    expandable = reserved_expandable(step, found.manifest)
     others = [number for number, size in enumerate(found.reserved, start=1) if size is not None and size <= budget]
-    ways = []
-    if expandable is not None and expandable <= budget:
-        ways.append(f"with --allocator expandable_segments it reserves {format_bytes(expandable)}")
-    if others:
-        ways.append(f"plan {others[0]} reserves no more than the budget")
-    if not ways:
-        ways.append(f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it")
+    smaller = f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it"
+    way = f"plan {others[0]} reserves no more than the budget" if others else smaller
     return (
         f"as modelled, the allocator reserves {format_bytes(reserved)} for the fastest plan's "
-        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {'; '.join(ways)}."
+        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {way}."
     )
 
 
