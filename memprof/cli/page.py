@@ -239,8 +239,11 @@ def _draw_cell(found: Cell, column: Column, kind: str, *, is_cut: bool) -> Rende
     style = "dim" if kind == "rest" and not column.unit.is_number else ""
     text = "  " * found.depth + found.text
     drawn = Text(printable(text), style=colour or style)
-    if is_cut and not (column.unit.is_number or found.soft or found.lines):
+    is_sentence = column.unit.wraps and not column.unit.has_names
+    if is_cut and not (column.unit.is_number or is_sentence or found.soft or found.lines):
         return FittedCell(drawn, column.unit.wraps)
+    if is_sentence:
+        drawn.overflow = "fold"
     if not column.unit.wraps:  # on a narrow terminal; in a pipe everything is wrapped
         drawn.no_wrap, drawn.overflow = True, "ellipsis"
     if found.soft:

@@ -22,7 +22,7 @@ from memprof.analysis.plans.suggest_words import (
 from memprof.analysis.plans.verify import describe_short
 from memprof.analysis.snapshot_plans import snapshot_words
 from memprof.analysis.snapshot_plans.change import SnapshotPlans
-from memprof.analysis.table import BYTES, FIGURE, TEXT, WORDS, FactTable, shown
+from memprof.analysis.table import BYTES, FIGURE, NAMES, TEXT, WORDS, FactTable, shown
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
@@ -155,7 +155,7 @@ def _error(run: Run) -> str:
 #: Recordings that were made under a plan.
 _RUNS = (
     shown("run", TEXT, lambda run: run.name),
-    shown("plan", WORDS, lambda run: run.plan),
+    shown("plan", NAMES, lambda run: run.plan),
     shown("predicted peak", BYTES, lambda run: run.found and run.found.predicted.peak_allocated_bytes),
     shown("measured peak", BYTES, lambda run: run.found and run.found.measured.peak_allocated_bytes),
     shown("error", FIGURE, _error),

@@ -15,6 +15,7 @@ from memprof.analysis.table import (
     BYTES_CHANGE,
     FIGURE,
     FLOATS,
+    NAMES,
     NUMBER,
     NUMBERS,
     OBJECT,
@@ -146,7 +147,7 @@ def _predicted(one: PlanRow) -> int | None:
 
 _PEAK = (
     Column("describe", None, WORDS),
-    shown("plan", WORDS, lambda one: one.short or one.describe, key="short"),
+    shown("plan", NAMES, lambda one: one.short or one.describe, key="short"),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
     shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=8),
 )
@@ -284,7 +285,7 @@ def plan_tables(
 STAGES = (
     Column("policy", None, TEXT, lambda stage: stage.policy.name),
     Column("settings", None, OBJECT, lambda stage: settings_of(stage.policy)),
-    Column("describe", "policy", WORDS, lambda stage: stage.policy.describe()),
+    Column("describe", "policy", NAMES, lambda stage: stage.policy.describe()),
     Column("peak_allocated_bytes", "peak", BYTES),
     shown("change", BYTES_CHANGE, attrgetter("change_bytes")),
     Column(

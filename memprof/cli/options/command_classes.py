@@ -52,12 +52,13 @@ def option(*names: str, group: str, **settings: Any) -> Callable[[F], F]:
 
 
 class DeviceOption(GroupedOption):
-    """``--device``, which is also accepted as ``--machine``, its former name beside it."""
+    """``--device``, of which ``--machine`` is an old name: understood, and shown nowhere."""
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Returns its line of the help, under its one documented name."""
-        record = super().get_help_record(ctx)
-        return None if record is None else (record[0].replace(", --machine", ""), record[1])
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Makes the parser understand both."""
+        self.opts.append("--machine")
+        super().add_to_parser(parser, ctx)
+        self.opts.pop()
 
 
 def device_option(name: str, words: str, *, group: str = OTHER, **settings: Any) -> Callable[[F], F]:
@@ -70,7 +71,7 @@ def device_option(name: str, words: str, *, group: str = OTHER, **settings: Any)
         settings: As in ``click.option``.
     """
     more = {"metavar": "NAME", "help": words, **settings}
-    return click.option("--device", "--machine", name, cls=DeviceOption, group=group, **more)
+    return click.option("--device", name, cls=DeviceOption, group=group, **more)
 
 
 def add_all(*adders: Callable[[F], F]) -> Callable[[F], F]:

@@ -17,11 +17,11 @@ from memprof.analysis.plans.suggest import describe_peak, place_of
 from memprof.analysis.table import (
     BYTES,
     FIGURE,
+    NAMES,
     NUMBER,
     TEXT,
     TRUTH,
     US,
-    WORDS,
     Column,
     FactTable,
     record,
@@ -189,7 +189,7 @@ def size_columns(dry_steps: DrySteps = NO_DRY_STEPS, what: str = "size") -> tupl
     return (
         Column("size", what, NUMBER),
         Column("fits", None, TRUTH, lambda at: at.best is not None),
-        shown("plan", WORDS, described),
+        shown("plan", NAMES, described),
         Column("least_peak_bytes", None, BYTES, attrgetter("least_bytes")),
         shown("peak", FIGURE, lambda at: format_bytes(at.least_bytes) if at.best is None else describe_peak(at.best)),
         shown("step time", US, lambda at: at.best and at.best.step_time_us),
