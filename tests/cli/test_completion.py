@@ -79,7 +79,7 @@ def test_the_job_may_be_any_file(
     [
         ("memprof re", ["record", "report"]),
         ("memprof export run.memprof --to p", ["perfetto", "parquet"]),
-        ("memprof check run.memprof --machine a100", ["a100-40gb"]),
+        ("memprof check run.memprof --device a100", ["a100-40gb"]),
         ("memprof record --device rtx-40", ["rtx-4080", "rtx-4090"]),
         ("memprof record --precision ", ["bf16", "fp16", "pure-bf16"]),
         ("memprof record --shard z", ["zero1", "zero2"]),

@@ -279,11 +279,8 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
         fitting: All plans that fit.
     """
     simplest = simplest_of(plans, fitting)
-    if simplest is None or simplest in plans:
-        return plans
-    slower = (place for place, one in enumerate(plans) if place and one.step_time_us > simplest.step_time_us)
-    place = next(slower, len(plans))
-    return (*plans[:place], simplest, *plans[place:])
+    more = [] if simplest is None or simplest in plans else [simplest]
+    return (*plans[:1], *sorted((*plans[1:], *more), key=rank))
 
 
 def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Candidate | None:
