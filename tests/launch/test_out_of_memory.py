@@ -153,7 +153,7 @@ def test_suggest_says_what_it_knows(recorded: Recorded, capsys: pytest.CaptureFi
     assert main(["suggest", str(path), "--budget", "100MiB"]) == 3
     page = capsys.readouterr().out
     assert "No batch fits 100.00 MiB without a plan" in page
-    assert "--at-batch" in page
+    assert "next: memprof fit --budget 100.00MiB " in page
     whole = Trace.open(recorded("retried")[2])
     true_peak = int(whole.steady_step().memory.allocated_bytes.max())
     assert examine_partial(Trace.open(path)).update_bytes <= true_peak
