@@ -184,6 +184,12 @@ def format_percent_change(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %" if math.isfinite(fraction) else "unknown"
 
 
+def elided(name: str, most: int) -> str:
+    """Returns a name of at most so many characters: its middle is left out if it is longer."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
+
+
 def printable(text: str) -> str:
     """Returns a text with every unprintable character escaped.
 

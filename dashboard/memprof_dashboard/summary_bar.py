@@ -196,7 +196,7 @@ def _incomplete(rank: Rank, device: DeviceVerdict) -> Any:
 def _whole_step(rank: Rank) -> str:
     """Returns the command that records a whole step where memory ran out before one was complete; "" elsewhere."""
     failed = has_run_out(rank.trace) and is_cut_short(rank.trace)
-    return whole_step_command(rank.trace.manifest) if failed else ""
+    return whole_step_command(rank.trace.manifest)[0] if failed else ""
 
 
 def _lacks(rank: Rank) -> list[Any]:

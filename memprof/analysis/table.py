@@ -49,9 +49,10 @@ class Unit:
         json_type: Their type in JSON Schema.
         show: Writes one that is known.
         is_number: They are compared by their digits, which therefore stand below each other.
-        is_whole_line: They are never wrapped, and cut at the start: the end of a name says the most.
+        is_whole_line: They are never wrapped, and cut in the middle.
         is_share: They are shown as a share of the table's whole.
         wraps: They are sentences: wrapped, never cut.
+        has_names: They are wrapped between names, of which long ones are cut in the middle.
         items: What arrays and objects hold: a type in JSON Schema, or the columns of rows; "" for anything.
     """
 
@@ -61,6 +62,7 @@ class Unit:
     is_whole_line: bool = False
     is_share: bool = False
     wraps: bool = False
+    has_names: bool = False
     items: str | tuple[Column, ...] = ""
 
 
@@ -82,6 +84,8 @@ TEXT = Unit("string")
 NAME = Unit("string", is_whole_line=True)
 #: A sentence, or what is to be read as a whole.
 WORDS = Unit("string", wraps=True)
+#: A plan: policies with the names of modules.
+NAMES = Unit("string", wraps=True, has_names=True)
 TRUTH = Unit("boolean")
 TEXTS = Unit("array", items="string")
 NUMBERS = Unit("array", is_number=True, items="integer")

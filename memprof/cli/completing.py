@@ -60,7 +60,6 @@ def _offer_of(param: click.Parameter) -> Offer | None:
     if param.metavar in _RECORDINGS:
         return partial(_recordings, _COMPARED if param.metavar == "[BASE] HEAD" else _ENDINGS)
     simple: dict[str, Offer] = {
-        "--machine": _words(_machines),
         "--planner": _words(_planners),
         "--allow": _words(_policies),
         "--forbid": _words(_policies),

@@ -196,10 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after ``memprof``; None for ``sys.argv``.
     """
     _tolerate_narrow_encodings()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = memprof.main(
-            args=None if arguments is None else list(arguments), prog_name="memprof", standalone_mode=False
-        )
+        status = memprof.main(args=words, prog_name="memprof", standalone_mode=False, obj=words)
     except click.ClickException as error:
         _show(_with_hint(error))
         return error.exit_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from memprof.analysis.table import Cell, Column, FactTable
 from memprof.harmless import harmless
-from memprof.units import printable
+from memprof.units import elided, printable
 
 _UNCUT_WIDTH = 10_000
 #: Width of tables in a pipe, unless ``COLUMNS`` is set.
@@ -28,6 +29,8 @@ _PIPED_WIDTH = 160
 _GAP = 2
 #: A column of words is not made narrower than this in a pipe.
 _LEAST_WIDTH = 24
+#: Nor than the longest name in it, up to this length.
+_LONGEST_NAME = 48
 _BAR_WIDTH = 16
 _COLOURS = {
     "parameter": "blue",
@@ -155,8 +158,10 @@ def _wrap(table: Table, console: Console, width: int) -> int:
     for column in table.columns:
         cells = list(column.cells)
         natural = max(Measurement.get(console, console.options, one).maximum for one in (column.header, *cells))
-        column.no_wrap = column.no_wrap or any(isinstance(one, TailCell) for one in cells)
-        column.min_width = natural if column.no_wrap else min(natural, _LEAST_WIDTH)
+        words = (word for one in cells if isinstance(one, Text) for word in one.plain.split())
+        names = (length for length in map(cell_len, words) if length <= _LONGEST_NAME)
+        column.no_wrap = column.no_wrap or any(isinstance(one, FittedCell) for one in cells)
+        column.min_width = natural if column.no_wrap else min(natural, max((_LEAST_WIDTH, *names)))
         least += column.min_width + _GAP
         if column.no_wrap:
             continue
@@ -168,25 +173,27 @@ def _wrap(table: Table, console: Console, width: int) -> int:
 
 
 @dataclass(frozen=True)
-class TailCell:
-    """A cell truncated at the start on narrow terminals: the end of a module or file name is the most specific part.
+class FittedCell:
+    """A cell whose names are cut in the middle where its column is too narrow: both of their ends identify them.
 
     Attributes:
         text: The text.
+        wraps: It goes on in the next line between words.
     """
 
-    text: str
+    text: Text
+    wraps: bool = False
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Returns the minimum and preferred width of the cell."""
-        width = len(printable(self.text))
-        return Measurement(min(width, 6), width)
+        width = self.text.cell_len
+        return Measurement(min(width, _LEAST_WIDTH if self.wraps else 6), width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws as much as fits."""
-        text = printable(self.text)
-        fits = len(text) <= options.max_width
-        yield Text(text if fits else f"…{text[len(text) - options.max_width + 1 :]}", no_wrap=True, overflow="crop")
+        """Draws it with names as long as fit."""
+        plain, most = self.text.plain, options.max_width
+        plain = re.sub(r"\S+" if self.wraps else r".+", lambda name: elided(name[0], most), plain)
+        yield Text(plain, style=self.text.style, no_wrap=not self.wraps, overflow="crop")
 
 
 def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
@@ -198,14 +205,17 @@ def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
             places.remove(place)
             del widths[place]
     columns = [facts.columns[place] for place in places]
+    has_room = sum(widths.values()) - _GAP <= width
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
-    for column in columns:
+    for place, column in zip(places, columns, strict=True):
         if column.unit.is_number and not column.is_bar:
             table.add_column(Text(column.heading or ""), justify="right", no_wrap=True)
         else:
-            table.add_column(Text(column.heading or ""), overflow="ellipsis")
+            least = widths[place] - _GAP if has_room else None
+            table.add_column(Text(column.heading or ""), overflow="ellipsis", min_width=least)
     for row in facts.rows:
-        cells = (_draw_cell(row.cells[place], column, row.kind) for place, column in zip(places, columns, strict=True))
+        found = zip(places, columns, strict=True)
+        cells = (_draw_cell(row.cells[place], column, row.kind, is_cut=has_bars) for place, column in found)
         table.add_row(*cells, style="bold" if row.kind == "total" else "")
     return table
 
@@ -213,20 +223,27 @@ def draw(facts: FactTable, width: int, *, has_bars: bool) -> Table:
 def _least_width(facts: FactTable, place: int, width: int) -> int:
     """Returns the width a column has while others can give way: that of its numbers, of words a fifth of the page."""
     column = facts.columns[place]
+    if column.is_bar:
+        return _BAR_WIDTH
     texts = (column.heading or "", *(row.cells[place].text for row in facts.rows))
     natural = max(cell_len(printable(text)) for text in texts)
     return natural if column.unit.is_number else min(natural, max(_LEAST_WIDTH, width // 5))
 
 
-def _draw_cell(found: Cell, column: Column, kind: str) -> RenderableType:
+def _draw_cell(found: Cell, column: Column, kind: str, *, is_cut: bool) -> RenderableType:
     colour = _COLOURS.get(found.category, "") or _TONES.get(found.tone, "")
     if column.is_bar:
         return Text("█" * round(_BAR_WIDTH * found.bar), style=colour)
     if column.unit.is_whole_line and not kind:
-        return TailCell(found.text)
+        return FittedCell(Text(printable(found.text)))
     style = "dim" if kind == "rest" and not column.unit.is_number else ""
     text = "  " * found.depth + found.text
     drawn = Text(printable(text), style=colour or style)
+    is_sentence = column.unit.wraps and not column.unit.has_names
+    if is_cut and not (column.unit.is_number or is_sentence or found.soft or found.lines):
+        return FittedCell(drawn, column.unit.wraps)
+    if is_sentence:
+        drawn.overflow = "fold"
     if not column.unit.wraps:  # on a narrow terminal; in a pipe everything is wrapped
         drawn.no_wrap, drawn.overflow = True, "ellipsis"
     if found.soft:

@@ -54,7 +54,7 @@ def parse_budget(
     """
     if text is None:
         if machine is None:
-            raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --machine rtx3090")
+            raise UsageError("a budget is needed: write --budget 24GiB, --budget 60%, or --device rtx3090")
         room_bytes = room()
         if room_bytes >= machine.budget_bytes:
             raise UsageError(
@@ -106,7 +106,7 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except UsageError:
         if machine_of_device(text) is not None:
-            raise UsageError(f"{text.strip()!r} is a device, not a size: give --machine {text.strip()!r}") from None
+            raise UsageError(f"{text.strip()!r} is a device, not a size: give --device {text.strip()!r}") from None
         raise
 
 

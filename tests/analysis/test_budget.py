@@ -163,4 +163,4 @@ def test_after_a_failure() -> None:
         ("memprof record --stop -o without-plan.memprof train.py --lr 1", "whether the job fails without the plan, too")
     ]
     nothing = PlannedJob(Plan(job.plan.policies), None, "train.py")
-    assert commands_after_failure(nothing, ran_out=True)[0][0] == "memprof fit --budget SIZE train.py"
+    assert commands_after_failure(nothing, ran_out=True)[0][0] == "memprof fit --budget 80% train.py"

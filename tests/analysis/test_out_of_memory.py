@@ -159,20 +159,23 @@ def test_rank_that_failed_is_told() -> None:
     assert describe_post_mortem(found)[0].startswith("out of memory in rank 2: ")
 
 
-def test_next_step_has_a_budget_where_one_is_known() -> None:
+def test_next_steps_lead_to_a_plan_in_two_commands_or_by_fit() -> None:
     """The budget is the memory available to torch: its own segments and free memory."""
     found = post_mortem(reserved_bytes=20 * MIB, free_bytes=4 * MIB, total_bytes=32 * MIB)
     commands = next_steps(
         found, "my run.memprof", Manifest(target="train.py", command=("python", "train.py", "-b", "4"))
     )
-    assert commands[0][0] == "memprof suggest 'my run.memprof' --budget 24.00MiB"
-    assert commands[1][0] == "memprof record --stop -o small.memprof train.py -b 4"
+    assert [command for command, _ in commands] == ["memprof fit --budget 24.00MiB train.py -b 4"]
     card = Manifest(target="train.py", command=("python", "train.py"), machine=Machine(device_name="RTX 4090"))
-    assert next_steps(found, "run.memprof", card)[1][0] == (
-        "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py"
-    )
+    assert [command for command, _ in next_steps(found, "run.memprof", card)] == [
+        "memprof record --dry-run --device rtx4090 -o whole.memprof train.py",
+        "memprof suggest whole.memprof --device rtx4090 --write plan.toml",
+    ]
     whole = dataclasses.replace(found, has_whole_step=True)
-    assert len(next_steps(whole, "run.memprof", Manifest())) == 1
+    assert [command for command, _ in next_steps(whole, "my run.memprof", card)] == [
+        "memprof suggest 'my run.memprof' --budget 24.00MiB --write plan.toml",
+        "memprof record --plan plan.toml train.py",
+    ]
 
 
 def test_least_that_a_whole_step_needs() -> None:

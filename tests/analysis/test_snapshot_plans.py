@@ -193,7 +193,7 @@ def test_a_change_is_replayed(step: Step, what: str, expected: float) -> None:
 def test_checkpointing_layers_frees_what_they_save_and_makes_it_again(step: Step) -> None:
     """With the loss in chunks, the peak is in the layers: one is there again, of the others the outputs."""
     (layers,) = find_layers(step)
-    assert (layers.kind, len(layers.modules), layers.saved_bytes) == ("layer:3", LAYERS, LAYERS * 5 * MIB)
+    assert (layers.kind, len(layers.modules), layers.saved_bytes) == ("layer.py:3 forward", LAYERS, LAYERS * 5 * MIB)
     every = checkpoint_change(layers, LAYERS)
     assert peak_under(step, every) == 72 - LAYERS * 5
     # The last layer of backward: weights and state, an output, its own 5, gradients of 6 and two of 1 on the way.
@@ -228,7 +228,7 @@ def test_layers_are_checkpointed_where_memory_runs_out_before_backward_reaches_t
     every = checkpoint_change(layers, LAYERS)
     assert peak_under(planned.step, every) == max(1 + LAYERS + (2 + 4 if in_backward else 4), 1 + LAYERS + 5)
     found = search_snapshot(trace, planned, int(before * MIB) - 1, allow=["checkpoint"])
-    assert [plan.what for plan in found.fitting] == ["checkpoint all 3 layer:3"]
+    assert [plan.what for plan in found.fitting] == ["checkpoint all 3 layer.py:3 forward"]
 
 
 def test_an_update_in_backward_frees_each_gradient(step: Step) -> None:
@@ -248,14 +248,14 @@ def test_a_search_finds_the_cheapest_changes_that_fit(recording: Path, step: Ste
     assert [plan.what for plan in found.fitting][:3] == [
         "head and loss in 8 chunks",
         "optimizer state in host memory",
-        "checkpoint all 3 layer:3",
+        "checkpoint all 3 layer.py:3 forward",
     ]
     assert all(plan.bounds[1] <= budget for plan in found.fitting)
     assert all(plan.peak_bytes == live_bytes(plan.step).during.max() for plan in found.fitting)
     sets = [{change.what for change in plan.changes} for plan in found.fitting]
     assert not any(one < other for one in sets for other in sets)
     fewer = search_snapshot(Trace.open(recording), PlannedStep(step), 71 * MIB + MIB // 2, allow=["checkpoint"])
-    assert [plan.what for plan in fewer.fitting] == ["checkpoint 1 of 3 layer:3"]
+    assert [plan.what for plan in fewer.fitting] == ["checkpoint 1 of 3 layer.py:3 forward"]
 
 
 def test_the_budget_it_would_need_covers_reserved_bytes(recording: Path, step: Step) -> None:

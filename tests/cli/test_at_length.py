@@ -80,7 +80,7 @@ def test_lengths_of_a_data_set(capsys: pytest.CaptureFixture[str], folder: Path,
     page = run(capsys, *words)
     assert "2 of 63 batches are longer than recorded (40)" in page
     assert "a mix of 48 batches of" in page
-    assert "--at-length 64" in page
+    assert f"next: memprof suggest {folder / 'run.memprof'} --lengths {lengths} --budget 1300KiB " in page
 
 
 @pytest.mark.parametrize(

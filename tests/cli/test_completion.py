@@ -83,7 +83,7 @@ def test_the_job_may_be_any_file(
     [
         ("memprof re", ["record", "report"]),
         ("memprof export run.memprof --to p", ["perfetto", "parquet"]),
-        ("memprof diff run.memprof --machine a100", ["a100-40gb"]),
+        ("memprof diff run.memprof --device a100", ["a100-40gb"]),
         ("memprof record --device rtx-40", ["rtx-4080", "rtx-4090"]),
         ("memprof record --precision ", ["bf16", "fp16", "pure-bf16"]),
         ("memprof record --shard z", ["zero1", "zero2"]),
@@ -107,7 +107,7 @@ def test_what_is_offered_is_understood(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every device, policy, planner, table and setting that is offered is read by what takes it."""
-    machines = values(offered(folder, "memprof diff --machine ", monkeypatch, capsys))
+    machines = values(offered(folder, "memprof diff --device ", monkeypatch, capsys))
     assert [find_machine(name) for name in machines] == list(accelerators())
     cards = values(offered(folder, "memprof record --device ", monkeypatch, capsys))
     assert cards

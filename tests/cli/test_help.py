@@ -74,4 +74,4 @@ def test_groups_of_record_and_suggest() -> None:
     ]
     assert sections["Plan and policies"][0] == "--plan FILE"
     sections = sections_of(command_of("suggest")[0].get_help(command_of("suggest")[1]))
-    assert sections["Budget and device"] == ["--budget SIZE", "--machine NAME"]
+    assert sections["Budget and device"] == ["--budget SIZE", "--device NAME"]

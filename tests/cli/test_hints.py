@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import pickle
 import re
 import shlex
 import shutil
@@ -17,7 +20,9 @@ import pytest
 from memprof.cli.main import VERBS, main, memprof
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import write_trace
+from tests.analysis.test_snapshot_plans import training
 from tests.cli.test_report import model_tables
+from tests.scripts import net_of_blocks
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -26,28 +31,67 @@ _COMMAND = re.compile(rf"memprof ({'|'.join(VERBS)})\b((?: +(?:-|\{{|\[)?[^\s`,;
 #: Programs that start a job: `memprof record` takes them for a script unless `--` stands before them.
 _LAUNCHERS = ("torchrun", "accelerate", "mpirun", "srun", "python", "deepspeed")
 
-#: Commands whose pages propose others, run in a folder with run.memprof, other.memprof and ranks.memprof.
-PAGES = (
-    "report run.memprof",
-    "report run.memprof --by module",
-    "report run.memprof --allocator",
-    "report run.memprof --static",
-    "report ranks.memprof",
-    "report ranks.memprof --by rank",
-    "suggest run.memprof --budget 60% --allow checkpoint",
-    "suggest run.memprof --budget 60% --allow checkpoint --write plan.toml",
-    "suggest run.memprof --budget 1MiB --allow checkpoint",
-    "suggest run.memprof --budget 60% --at-batch 20 --allow checkpoint",
-    "predict run.memprof --checkpoint layers.*",
-    "predict run.memprof --checkpoint layers.* --write plan.toml",
-    "devices run.memprof --budget 60%",
-    "devices run.memprof --budget 95%",
-    "devices run.memprof --budget 95% --write plan.toml",
-    "largest run.memprof --budget 90% --allow checkpoint --time-limit 2",
-    "diff run.memprof --budget 1MiB",
-    "diff run.memprof run.memprof",
-    "estimate gpt2 --batch 2 --machine rtx3090",
-    "estimate --transformer layers=4,width=128,heads=4,vocab=25,positions=128,tied=no --from run.memprof",
+#: A job that trains in steps of a size, of which a device has memory for some.
+_JOB = (
+    net_of_blocks(4)
+    + """
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Net().to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(int((*sys.argv, 2048)[1]), 64, device=device)).square().mean().backward()
+    optimizer.step()
+"""
+)
+_SMALL, _BIG = "train.py 2048", "train.py 2400000"
+_DRY = "record --quiet --device t4 -o"
+
+#: What is run before a command, in the same folder, and the command whose lines are followed.
+STATES = (
+    ("report run.memprof",),
+    ("report run.memprof --by module",),
+    ("report run.memprof --allocator",),
+    ("report run.memprof --static",),
+    ("report ranks.memprof",),
+    ("report ranks.memprof --by rank",),
+    ("suggest run.memprof --budget 80% --no-run --allow checkpoint",),
+    ("suggest run.memprof --budget 80% --no-run --allow checkpoint --write plan.toml",),
+    ("suggest run.memprof --budget=80% --check --allow checkpoint",),
+    ("suggest run.memprof --budget 64KiB --no-run --allow checkpoint",),
+    ("suggest run.memprof --budget 64KiB --device t4 --no-run --allow checkpoint",),
+    ("suggest run.memprof --budget 80% --at-batch 4096 --no-run --allow checkpoint",),
+    ("predict run.memprof --checkpoint layers.* --no-run",),
+    ("predict run.memprof --checkpoint layers.* --no-run --write plan.toml",),
+    ("predict run.memprof --checkpoint layers.* --no-run --budget 8MiB",),
+    ("devices run.memprof --budget 99%",),
+    ("devices run.memprof --budget 8MiB",),
+    ("largest run.memprof --budget 90% --allow checkpoint --no-run --time-limit 2",),
+    ("largest run.memprof --budget 90% --allow checkpoint --no-run --time-limit 2 --write plan.toml",),
+    ("diff run.memprof --budget 8MiB",),
+    ("diff run.memprof --fail-on peak>8MiB",),
+    ("export run.memprof --to summary -o base.json", "diff base.json --budget 8MiB"),
+    ("export run.memprof --to summary -o base.json", "diff base.json run.memprof"),
+    ("export run.memprof --to summary -o base.json", "diff run.memprof base.json"),
+    ("diff run.memprof run.memprof",),
+    ("estimate gpt2 --batch 2 --device rtx3090",),
+    ("estimate gpt2 --batch 2 --device mi300x",),
+    ("estimate --mlp 64,256,64 --from run.memprof --batch 2048",),
+    ("import gpu.pickle -o gpu.memprof",),
+    ("import gpu.pickle -o gpu.memprof", "suggest gpu.memprof --budget 1KiB"),
+    (f"record -o new.memprof {_SMALL}",),
+    (f"record --device t4 -o big.memprof {_BIG}",),
+    (f"{_DRY} big.memprof {_BIG}", "suggest big.memprof --device t4 --allow checkpoint --no-run"),
+    (f"record --device t4 --strict -o oom.memprof {_BIG}",),
+    (f"{_DRY} oom.memprof --strict {_BIG}", "report oom.memprof"),
+    (f"{_DRY} oom.memprof --strict {_BIG}", "suggest oom.memprof --device t4"),
+    (f"record --budget 8MiB -o new.memprof {_SMALL}",),
+    (
+        "suggest run.memprof --budget 80% --no-run --allow checkpoint --write plan.toml",
+        f"record --plan plan.toml --budget 8MiB -o head.memprof {_SMALL}",
+    ),
+    (f"fit --budget 90% --allow checkpoint -o fitted {_SMALL}",),
+    (f"fit --budget 64KiB --allow checkpoint -o fitted {_SMALL}",),
 )
 
 
@@ -73,20 +117,64 @@ def _check_job(words: list[str]) -> None:
     assert not {*words[: words.index("--") if "--" in words else None]} & {*_LAUNCHERS}, words
 
 
-@pytest.mark.parametrize("words", PAGES)
-def test_commands_on_pages_can_be_typed(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every line that begins with `next:` holds a command that is parsed without an error."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(SAMPLES / "gpt" / "run.memprof", "run.memprof")
-    write_trace("ranks.memprof", [(Manifest(rank=rank, world_size=2), model_tables(2 + rank)) for rank in range(2)])
-    assert main(words.split()) in (0, 3, 4)
-    lines = [line.removeprefix("next: ") for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
-    assert lines
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the job, a recording of it, one of two ranks, and a snapshot of a GPU."""
+    folder = tmp_path_factory.mktemp("states")
+    (folder / "train.py").write_text(_JOB)
+    assert run(folder, f"record --quiet --stop -o run.memprof {_SMALL}")[0] == 0
+    write_trace(
+        folder / "ranks.memprof",
+        [
+            (Manifest(rank=rank, world_size=2, command=("python", "train.py")), model_tables(2 + rank))
+            for rank in (0, 1)
+        ],
+    )
+    (folder / "gpu.pickle").write_bytes(pickle.dumps(training()))
+    return folder
+
+
+def run(folder: Path, words: str) -> tuple[int, str]:
+    """Runs memprof; a job in a process of its own."""
+    if words.split(maxsplit=1)[0] in ("record", "fit"):
+        done = subprocess.run(
+            [sys.executable, "-m", "memprof", *shlex.split(words)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return done.returncode, done.stdout + done.stderr
+    said = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(shlex.split(words))
+    return status, said.getvalue()
+
+
+@pytest.mark.parametrize("state", STATES, ids=" && ".join)
+def test_each_next_line_does_what_it_says(state: tuple[str, ...], recordings: Path, tmp_path: Path) -> None:
+    """In the state that it is printed in, in order: it ends well, and the files that it names are there."""
+    shutil.copytree(recordings, tmp_path, dirs_exist_ok=True)
+    *before, words = state
+    for each in before:
+        assert run(tmp_path, each)[0] in (0, 1), each
+    status, said = run(tmp_path, words)
+    assert status in (0, 1, 3, 4), said
+    lines = re.findall(r"^(?:memprof: )?(?:wrote .*; )?(?:next|then): (.*)$", said, re.MULTILINE)
+    assert lines or words.endswith(("base.json", "base.json --budget 8MiB")), said
     for line in lines:
-        if line.startswith("memprof "):
-            parse(re.split(r"  |  ?\(| and the job's own ", line)[0])
+        command = line.partition("  ")[0]
+        assert command.startswith("memprof "), line
+        assert not {"N", "SIZE", "NAME", "..."} & {*command.split()}, line
+        parse(command)
+        if command.startswith(("memprof dashboard ", "memprof record --shard ")):
+            continue  # goes on until it is ended, and takes several processes
+        ended, printed = run(tmp_path, command.removeprefix("memprof "))
+        # Nothing fits a budget of a few KiB, whichever command is asked.
+        assert ended == 0 or (ended == 4 and "64KiB" in words), f"{command}: {printed}"
+        for option in ("--write", "-o"):
+            if ended == 0 and option in command.split():
+                assert (tmp_path / shlex.split(command)[shlex.split(command).index(option) + 1]).exists()
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -143,7 +231,7 @@ def test_commands_in_sentences_exist() -> None:
     [
         ("report run.memprof --by modul", "Did you mean 'module'?"),
         ("report run.memprof --format json", "Did you mean '--json'?"),
-        ("suggest run.memprof --budget rtx4090", "'rtx4090' is a device, not a size: give --machine 'rtx4090'"),
+        ("suggest run.memprof --budget rtx4090", "'rtx4090' is a device, not a size: give --device 'rtx4090'"),
     ],
 )
 def test_what_was_probably_meant_is_said(

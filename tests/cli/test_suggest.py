@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.plans.suggest import Suggestion
+from memprof.analysis.plans.basis import basis_of
+from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.cli.main import main
 from memprof.launch.dry.dry_compiled import CompiledPlans
+from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan_file import read_plan
 from memprof.replay.live import live_bytes
 from memprof.trace.manifest import Manifest, Speed
@@ -66,7 +69,7 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
         assert any(line.startswith(title) for line in lines)
     assert "1 " in page
     assert "checkpoint layers." in page
-    again = "next: memprof suggest run.memprof --budget 46618536"
+    again = "next: memprof suggest run.memprof --budget 50%"
     assert lines[-3].startswith(f"{again} --check")  # the plan found is not known to the byte
     assert lines[-2].startswith(f"{again} --write plan.toml")
 
@@ -208,12 +211,30 @@ def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[st
     flags = ("suggest", gpt, "--budget", "60%", "--allow", "swap", "--no-run")
     told = json.loads(run(capsys, *flags, "--json"))
     fits = [plan for plan in told["plans"] if plan["fits"]]
-    settings = [plan["describe"].count(",") + 1 for plan in fits]  # nothing is in parentheses: no operator is kept
+    settings = [plan["describe"].count(",") + 1 for plan in fits]  # no operator is kept
     number = settings.index(1) + 1
     assert settings[0] > 1
     assert fits[number - 1]["step_time_us"] > fits[0]["step_time_us"]
     page = " ".join(run(capsys, *flags).split())
     assert f"simplest that fits: plan {number}, 1 setting instead of {settings[0]}, step time +" in page
+
+
+def test_no_listed_plan_reserves_more_than_a_device_has() -> None:
+    """As modelled, or as a dry run showed: that counts where one was made, and a plan that exceeded goes."""
+    trace = Trace.open(SAMPLES / "gpt-h200" / "run.memprof")
+    basis = basis_of(trace)
+    for percent in (90, 80):
+        budget = basis.peak_bytes * percent // 100
+        found = suggest(trace, basis, SearchRequest(budget, allow=("checkpoint", "allocator"), counts_reserved=True))
+        assert found.plans
+        assert all(reserved is not None and reserved <= budget for reserved in found.reserved)
+        best, number = found.plans[0], found.reserved[0] or 0
+        less, more = (
+            Checked(best.plan, best.peak_bytes, budget, best.peak_bytes, "", 0, size)
+            for size in (number // 2, 2 * budget)
+        )
+        assert found.with_dry_runs((less,), best).reserved[0] == number // 2
+        assert best not in found.with_dry_runs((more,)).plans
 
 
 def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:

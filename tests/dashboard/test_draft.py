@@ -126,7 +126,7 @@ def test_result_shows_both_peaks_and_the_command(rank: Rank) -> None:
     for expected in ("88.92 MiB", fits, "peak allocated", "step time"):
         assert expected in text_at("60%")
     assert "over the budget of 8.89 MiB by 28.80 MiB" in text_at("10%")
-    button = command_of("save", "memprof record --plan plan.toml train.py")[1].children[0]
+    button = command_of("save", ["memprof record --plan plan.toml train.py"])[1].children[0]
     assert getattr(button, "data-copy") == "memprof record --plan plan.toml train.py"
 
 

@@ -64,7 +64,7 @@ def test_a_job_that_ran_out_is_offered_the_command_for_a_whole_step() -> None:
     shown = str(facts)
     assert "Out of memory: aten.mul.Tensor requested 5.00 MiB on cuda:0" in text_of(facts)
     assert "cuda:0 has 24.00 GiB, 1.00 GiB of it free; 3.00 GiB are held outside torch's allocator." in shown
-    command = "memprof record --dry-run --device rtx4090 --stop -o whole.memprof train.py --layers 8"
+    command = "memprof record --dry-run --device rtx4090 -o whole.memprof train.py --layers 8"
     assert command in text_of(facts)
     assert shown.count(command) == 2  # on the clipboard, and as the button's title
     assert "whatif" not in shown

@@ -18,14 +18,17 @@ from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search, shortest_refused
-from memprof.analysis.plans.predict import Forecast, forecast, predicted_trace
+from memprof.analysis.plans.predict import Forecast, commands_under, forecast, predicted_trace
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.cli.main import main
 from memprof.cli.page import Page
 from memprof.errors import BadInputError, MemprofError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import format_plan, parse_plan
+from memprof.policies.registry import default_policies
 from memprof.replay.live import live_bytes
+from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.store import Trace
 from memprof_dashboard.figures.whatif import (
     MOST_DOMINATED,
@@ -46,12 +49,14 @@ from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
     SearchForm,
     detail_of,
+    find_changes,
     find_plans,
     plans_of,
     run_planners,
     runs_under_plans,
 )
 from memprof_dashboard.whatif.workspace import Search, Searches
+from tests.analysis.test_snapshot_plans import imported, training
 from tests.browsing import text_of
 
 NONE = DryFrames(may_run=False)
@@ -226,6 +231,33 @@ def test_plans_have_the_columns_of_the_command(found: Suggestion) -> None:
     assert text.render().splitlines()[0].split() == " ".join(headings).split()
     for heading in headings:
         assert heading in page
+
+
+def test_an_imported_snapshot_has_the_search_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plans of `memprof suggest`, in its words and tables."""
+    trace = imported(tmp_path, training())
+    found = find_changes(Rank(trace), SearchForm("62MiB", default_policies()))
+    assert main(["suggest", str(trace.path), "--budget", "62MiB", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert text_of(plan_parts.changes(found)).startswith("Within 62.00 MiB: ")
+    page = _text(plan_parts.changes(found))
+    assert [one.what for one in found.fitting] == [plan["describe"] for plan in told["plans"] if plan["fits"]]
+    for each in (*(one.what for one in found.fitting), "expandable", told["needs"]):
+        assert each in page
+
+
+def test_a_dry_run_is_followed_by_another_under_the_plan(rank: Rank) -> None:
+    """On its device, and then by the real run; page and command have one text for it."""
+    manifest = rank.trace.manifest
+    (train,) = commands_under(manifest, "plan.toml")
+    dry = dataclasses.replace(
+        manifest,
+        backend=dataclasses.replace(manifest.backend, name=DRY_RUN),
+        machine=dataclasses.replace(manifest.machine, device_name="RTX 4090", device_kind="cuda"),
+    )
+    first, last = commands_under(dry, "plan.toml")
+    assert train == last
+    assert first == train.replace("record", "record --dry-run --device 'RTX 4090'")
 
 
 def test_what_is_not_possible_is_a_table_beside_the_plans(found: Suggestion) -> None:

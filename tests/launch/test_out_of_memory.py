@@ -105,12 +105,10 @@ def test_what_was_still_to_come(recorded: Recorded) -> None:
 
 
 def test_next_commands_are_told(recorded: Recorded) -> None:
-    """Where no step was whole: what is known, a smaller batch, and the way back to the batch of the job."""
+    """Where no step was whole, and on no device that a dry run simulates: what finds a plan by itself."""
     _, said, _ = recorded("backward")
-    commands = said[-3:]
-    assert commands[0].startswith("memprof: next: memprof suggest run.memprof --budget ")
-    assert commands[1].startswith("memprof: then: memprof record --stop -o small.memprof ")
-    assert commands[2].endswith("--at-batch N")
+    assert said[-1].startswith("memprof: next: memprof fit --budget ")
+    assert said[-1].endswith("runs_out_of_memory.py backward")
 
 
 def test_job_that_goes_on_has_one_line(recorded: Recorded) -> None:
@@ -155,7 +153,7 @@ def test_suggest_says_what_it_knows(recorded: Recorded, capsys: pytest.CaptureFi
     assert main(["suggest", str(path), "--budget", "100MiB"]) == 3
     page = capsys.readouterr().out
     assert "No batch fits 100.00 MiB without a plan" in page
-    assert "--at-batch" in page
+    assert "next: memprof fit --budget 100.00MiB " in page
     whole = Trace.open(recorded("retried")[2])
     true_peak = int(whole.steady_step().memory.allocated_bytes.max())
     assert examine_partial(Trace.open(path)).update_bytes <= true_peak

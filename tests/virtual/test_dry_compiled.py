@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -126,7 +127,8 @@ def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compil
     with pytest.raises(PolicyError, match="record --dry-run"):
         find_batch(ended.step)
     found = suggest(ended.trace, basis_of(ended.trace), SearchRequest(1 << 10))
-    commands = [command for command, _ in next_commands(found, None, None)]
+    with click.Context(click.Command("suggest"), obj=["suggest", "run.memprof", "--budget", "1024"]):
+        commands = [command for command, _ in next_commands(found, None, None)]
     assert commands[0].endswith("--budget 1024 --compile")
 
 

@@ -171,12 +171,12 @@ for step in range(9):
 
 
 def test_a_job_that_does_not_fit_is_told_so_and_why(tmp_path: Path) -> None:
-    """8 matrices of 2 GiB and their gradients are 32 GiB; the sentence names the device, the bytes and the reason."""
-    ended = record_script(tmp_path, _PLAIN.replace("LARGE", "23170"), "--dry-run", "--device", "rtx4090")
+    """8 matrices of 2 GiB and their gradients are 32 GiB: device, bytes, reason. A device implies the dry run."""
+    ended = record_script(tmp_path, _PLAIN.replace("LARGE", "23170"), "--machine", "rtx4090")
     assert ended.returncode == 0, ended.stderr
     assert "Does not fit on RTX 4090" in ended.stderr
     assert "Largest category:" in ended.stderr
-    assert "memprof suggest run.memprof --machine 'RTX 4090'" in ended.stderr.replace(str(tmp_path) + "/", "")
+    assert "memprof suggest run.memprof --device 'RTX 4090'" in ended.stderr.replace(str(tmp_path) + "/", "")
     peak = int(ended.step.memory.allocated_bytes.max())
     matrix = -(-4 * 23170 * 23170 // (2 * 2**20)) * 2 * 2**20
     assert peak == pytest.approx(16 * matrix, rel=0.002)
@@ -188,9 +188,10 @@ def test_a_job_that_does_not_fit_is_told_so_and_why(tmp_path: Path) -> None:
         (("--dry-run", "--device", "a1000"), "unknown device 'a1000'; did you mean"),
         (("--dry-run", "--device", "h100"), "ambiguous device 'h100': write H100 SXM"),
         (("--dry-run", "--device", "mi300x"), "dry runs on MI300X are unsupported"),
-        (("--device", "a100-80g"), "add --dry-run"),
+        (("--no-dry-run", "--device", "a100-80g"), "leave out --no-dry-run"),
+        (("--light", "--device", "a100-80g"), "leave one out"),
     ],
-    ids=["unknown", "ambiguous", "other-maker", "real-run"],
+    ids=["unknown", "ambiguous", "other-maker", "real-run", "light"],
 )
 def test_devices_that_cannot_be_shown_are_refused_in_a_sentence(
     tmp_path: Path, words: tuple[str, ...], sentence: str

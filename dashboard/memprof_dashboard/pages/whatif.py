@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.analysis.plans.compare_planners import Point
+from memprof.analysis.plans.suggest import Suggestion
+from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.snapshot_plans.change_search import lacks_operators
 from memprof.errors import MemprofError
+from memprof.planners.search.candidate import Candidate
 from memprof.policies.registry import default_policies, policy_types
 from memprof.units import format_bytes, format_count
 from memprof_dashboard import ids, parts
@@ -22,6 +27,7 @@ from memprof_dashboard.whatif.planning import (
     TIME_LIMIT_S,
     SearchForm,
     count_points,
+    find_changes,
     find_plans,
     run_planners,
     runs_under_plans,
@@ -157,9 +163,13 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
             form.check()
         except MemprofError as error:
             return no_update, html.P(str(error), className="warning"), no_update, no_update
-        started = searches.plans.start(
-            key_of(view), rank, form.budget, lambda report: find_plans(rank, form, workspace.dry_frames, report)
-        )
+
+        def find(report: Callable[[Candidate], None]) -> Suggestion | SnapshotPlans:
+            if lacks_operators(rank.trace):
+                return find_changes(rank, form)
+            return find_plans(rank, form, workspace.dry_frames, report)
+
+        started = searches.plans.start(key_of(view), rank, form.budget, find)
         return -started.number, [], [form.budget, sorted(form.allow)], {"budget": form.budget}
 
     @app.callback(

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.plans.predict import Forecast, words_for_record
+from memprof.analysis.plans.predict import Forecast, commands_under
 from memprof.errors import MemprofError
 from memprof.policies.plan.plan_file import format_plan
 from memprof.units import format_bytes, format_bytes_change, format_us
@@ -215,10 +215,9 @@ def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
         limit, size = format_bytes(budget), format_bytes(abs(over))
         fits = f"over the budget of {limit} by {size}" if over > 0 else f"fits the budget of {limit}, {size} to spare"
         sentence.append(f"; {fits}{words}")
-    command = f"memprof record --plan plan.toml {words_for_record(made.manifest)}"
     return [
         html.P([*sentence, ". ", _clear()], className="draft-verdict"),
         parts.table(["quantity", ">recorded", ">with the plan", ">change"], rows, label="effect of the plan"),
         *(html.P(parts.name(warning, 400), className="note") for warning in made.warnings),
-        *plan_parts.command_of(_SAVE, command),
+        *plan_parts.command_of(_SAVE, commands_under(made.manifest, "plan.toml")),
     ]

@@ -20,7 +20,9 @@ from memprof.analysis.plans.suggest_words import (
     verdict,
 )
 from memprof.analysis.plans.verify import describe_short
-from memprof.analysis.table import BYTES, FIGURE, TEXT, WORDS, FactTable, shown
+from memprof.analysis.snapshot_plans import snapshot_words
+from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.table import BYTES, FIGURE, NAMES, TEXT, WORDS, FactTable, shown
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
@@ -59,7 +61,21 @@ def result_tables(found: Suggestion) -> list[Any]:
         button: Any = {"type": ROW, "plan": places[id(row.found)]}
         return html.Button(parts.name(row.short, 160), id=button, type="button", className="words")
 
-    drawn = {"short": choose}
+    return _drawn(tables, short=choose)
+
+
+def changes(found: SnapshotPlans) -> list[Any]:
+    """Returns the result of a search on an imported snapshot: verdict, caveats and tables."""
+    return [
+        html.P(parts.sentence(snapshot_words.verdict(found), 1000), className="verdict"),
+        html.P(parts.sentence("; ".join(snapshot_words.describe_recorded(found)), 700), className="note"),
+        *(html.P(warning, className="warning") for warning in snapshot_words.caveats(found)),
+        *_drawn(snapshot_words.tables(found)),
+        html.P(snapshot_words.NEEDS, className="note"),
+    ]
+
+
+def _drawn(tables: list[tuple[str, FactTable, str]], **drawn: Any) -> list[Any]:
     return [
         html.Div([html.H3(title), remark and parts.note(remark), parts.facts(table, label=title.lower(), drawn=drawn)])
         for title, table, remark in tables
@@ -102,16 +118,17 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
     ]
 
 
-def command_of(save: str, command: str) -> list[Any]:
-    """Returns how to train under a plan: a button that saves the plan and copies the command, and the command.
+def command_of(save: str, commands: list[str]) -> list[Any]:
+    """Returns how to run under a plan: a button that saves the plan and copies the first command, and the commands.
 
     Args:
         save: Id of the button, whose clicks download the plan.
-        command: The command.
+        commands: The commands.
     """
-    copied: Any = {"data-copy": command}
+    copied: Any = {"data-copy": commands[0]}
+    how = "Dry-run the job under the plan, then train" if len(commands) > 1 else "Run the job under the plan"
     return [
-        html.P("Train under the plan to verify the prediction:", className="note"),
+        html.P(f"{how} to verify the prediction:", className="note"),
         html.Div(
             [
                 html.Button(
@@ -121,7 +138,7 @@ def command_of(save: str, command: str) -> list[Any]:
                     title="downloads the plan; the command expects it where it runs",
                     **copied,
                 ),
-                parts.command(command),
+                *map(parts.command, commands),
             ],
             className="command",
         ),
@@ -138,7 +155,7 @@ def _error(run: Run) -> str:
 #: Recordings that were made under a plan.
 _RUNS = (
     shown("run", TEXT, lambda run: run.name),
-    shown("plan", WORDS, lambda run: run.plan),
+    shown("plan", NAMES, lambda run: run.plan),
     shown("predicted peak", BYTES, lambda run: run.found and run.found.predicted.peak_allocated_bytes),
     shown("measured peak", BYTES, lambda run: run.found and run.found.measured.peak_allocated_bytes),
     shown("error", FIGURE, _error),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.plans.predict import words_for_record
+from memprof.analysis.plans.predict import commands_under
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_file import format_plan
@@ -41,11 +41,12 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
     @app.callback(Output(RESULT, "children"), Input(FOUND, "data"), State(ids.PLACE, "data"))
     @or_sentence
     def show(_: Any, place: Any) -> Any:
-        over = searches.found(place)
-        if over is None:
-            search = searches.of(place)[0]
+        search = searches.of(place)[0]
+        if search is None or search.is_running:
             return [] if search is not None else _nothing_yet()
-        search, found = over
+        found = search.result()
+        if not isinstance(found, Suggestion):
+            return plan_parts.changes(found)
         view = View.from_json(place)
         grown = search.rank is not workspace.rank(view.trace, view.rank)
         return _result(search, found, is_old=grown)
@@ -209,5 +210,5 @@ def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
 
 
 def _detail(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
-    command = f"memprof record --plan plan.toml {words_for_record(found.manifest)}"
-    return [*plan_parts.plan_facts(detail, one, found), *plan_parts.command_of(_SAVE, command)]
+    commands = commands_under(found.manifest, "plan.toml")
+    return [*plan_parts.plan_facts(detail, one, found), *plan_parts.command_of(_SAVE, commands)]

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
 from memprof.analysis.plans.frames import frames_to_dry_run
@@ -16,9 +17,13 @@ from memprof.analysis.plans.plan_rows import stages
 from memprof.analysis.plans.predict import forecast
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import Verification, verify_plan
+from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.snapshot_plans.change_search import search_snapshot
+from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.table import FactTable
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget
+from memprof.machines.catalogue import machine_of_device
 from memprof.planners.base import planner_types
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.request import SearchRequest
@@ -86,6 +91,21 @@ def basis_for(rank: Rank) -> Basis:
     return basis_of(rank.trace)
 
 
+def find_changes(rank: Rank, form: SearchForm) -> SnapshotPlans:
+    """Searches for changes under which the job of an imported snapshot fits a budget, as `memprof suggest` does.
+
+    Args:
+        rank: The snapshot.
+        form: The search request.
+
+    Raises:
+        MemprofError: It shows no history of allocations, or the budget makes no sense for it.
+    """
+    planned, world_size = step_to_plan(rank.trace, None), max(rank.trace.manifest.world_size, 1)
+    peak = int(live_bytes(planned.step).during.max(initial=0))
+    return search_snapshot(rank.trace, planned, parse_budget(form.budget, peak), form.allow, world_size=world_size)
+
+
 def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Callable[[Candidate], None]) -> Suggestion:
     """Searches for plans under which a recording fits a budget.
 
@@ -101,15 +121,19 @@ def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Call
     Raises:
         MemprofError: The recording holds no whole step, is damaged, or the budget makes no sense for it.
     """
-    basis = basis_for(rank)
+    basis, world_size = basis_for(rank), max(rank.trace.manifest.world_size, 1)
     peak = int(live_bytes(basis.step).during.max(initial=0))
+    # The device's budget, exactly, which the field shows rounded.
+    device = machine_of_device(rank.trace.manifest.machine.device_name) if counts_reserved(rank, form.budget) else None
+    room = room_of(rank.trace, world_size)
     search_request = SearchRequest(
-        parse_budget(form.budget, peak),
+        parse_budget(form.budget if device is None else None, peak, device, room),
         allow=form.allow,
-        world_size=max(rank.trace.manifest.world_size, 1),
+        world_size=world_size,
         time_limit_s=TIME_LIMIT_S,
         link_bytes_per_us=link_of(rank.trace),
-        counts_reserved=counts_reserved(rank, form.budget),
+        counts_reserved=device is not None,
+        room_bytes=0 if device is None else room(),
     )
     found, estimated = suggest(rank.trace, basis, search_request, report), dict[str, None]()
     for _ in range(_MOST_ROUNDS):

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from memprof.analysis.plans.compare_planners import Point
 from memprof.analysis.plans.suggest import Suggestion
+from memprof.analysis.snapshot_plans.change import SnapshotPlans
 from memprof.planners.search.candidate import Candidate
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
@@ -134,7 +135,7 @@ class Searches(Generic[P, R]):
         return self._by_key.get(key)
 
 
-PlanSearch = Search[Candidate, Suggestion]
+PlanSearch = Search[Candidate, Suggestion | SnapshotPlans]
 PlannerSearch = Search[Point, tuple[Point, ...]]
 
 
@@ -144,7 +145,7 @@ class PlanWorkspace:
     def __init__(self, workspace: Workspace) -> None:
         """Starts without searches."""
         self.workspace = workspace
-        self.plans: Searches[Candidate, Suggestion] = Searches()
+        self.plans: Searches[Candidate, Suggestion | SnapshotPlans] = Searches()
         self.planners: Searches[Point, tuple[Point, ...]] = Searches()
         self._details: dict[tuple[int, int], Detail] = {}
 
@@ -154,9 +155,10 @@ class PlanWorkspace:
         return self.plans.latest(key), self.planners.latest(key)
 
     def found(self, place: Any) -> tuple[PlanSearch, Suggestion] | None:
-        """Returns the latest plan search with its result, where it is finished."""
+        """Returns the latest plan search with its result, where it is finished and not that of a snapshot."""
         search = self.of(place)[0]
-        return None if search is None or search.is_running else (search, search.result())
+        found = None if search is None or search.is_running else search.result()
+        return (search, found) if search is not None and isinstance(found, Suggestion) else None
 
     def detail(self, search: PlanSearch, found: Suggestion, chosen: int) -> Detail:
         """Returns a plan's step; the last few are cached."""

@@ -6,7 +6,7 @@ import math
 
 from memprof.analysis.diff.comparison import Change, Diff
 from memprof.analysis.diff.summary import NOTHING, OTHERS
-from memprof.units import format_bytes, format_bytes_change
+from memprof.units import elided, format_bytes, format_bytes_change
 
 #: Longest name that is not shortened.
 _LONGEST_NAME = 120
@@ -40,8 +40,7 @@ def headline(found: Diff) -> str:
 
 def short(name: str) -> str:
     """Returns a name, its middle elided if it is long."""
-    half = _LONGEST_NAME // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+    return elided(name, _LONGEST_NAME)
 
 
 def first_line(found: Diff) -> Change | None:

@@ -56,41 +56,47 @@ def describe_caught(found: PostMortem) -> str:
     )
 
 
-def next_steps(found: PostMortem, trace: str, manifest: Manifest) -> list[tuple[str, str]]:
-    """Returns the suggested next commands, each with its reason.
+def next_steps(found: PostMortem, trace: str, manifest: Manifest, size: str = "") -> list[tuple[str, str]]:
+    """Returns the commands that lead to a plan, each with its reason.
 
     Args:
         found: The post-mortem.
         trace: The recording, as the user named it.
         manifest: Its manifest.
+        size: The budget; "" for what torch could have used there, or 80 % of the peak where that is unknown.
     """
-    named = shlex.quote(trace)
-    size = "SIZE" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", "")
-    if found.is_caught or found.has_whole_step:
-        return [(f"memprof suggest {named} --budget {size}", "plans that make it fit")]
-    from memprof.analysis.plans.predict import words_for_record  # most reports need no predictions
+    from memprof.analysis.plans.another_plan import unused_file  # most reports need no predictions
+    from memprof.analysis.plans.predict import words_for_record
 
-    whole = whole_step_command(manifest)
+    size = size or ("80%" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", ""))
+    suggest, plan = f"memprof suggest {shlex.quote(trace)}", unused_file("plan", ".toml")
+    job = words_for_record(manifest)
+    if found.is_caught:
+        return [(f"{suggest} --budget {size}", "plans that make it fit")]
+    if found.has_whole_step:
+        train = (f"memprof record --plan {plan} {job}", "train under it")
+        return [(f"{suggest} --budget {size} --write {plan}", "plans that make it fit"), train]
+    whole, device = whole_step_command(manifest)
+    if not whole:
+        return [(f"memprof fit --budget {size} {job}", "runs the job until a plan is measured to fit")]
     return [
-        (
-            f"memprof suggest {named} --budget {size}",
-            "a lower bound on the whole step, and what certainly does not fit",
-        ),
-        *([(whole, "a whole step on the simulated device, which does not run out")] if whole else []),
-        (f"memprof record --stop -o small.memprof {words_for_record(manifest)}", "with a smaller batch that fits"),
-        (f"memprof suggest small.memprof --budget {size} --at-batch N", "plans for the batch of this job"),
+        (whole, "a whole step on the simulated device, which does not run out"),
+        (f"memprof suggest whole.memprof --device {device} --write {plan}", "plans that make it fit"),
     ]
 
 
-def whole_step_command(manifest: Manifest) -> str:
-    """Returns the command that records the job on its device, simulated: memory does not run out. "" where unknown."""
+def whole_step_command(manifest: Manifest) -> tuple[str, str]:
+    """Returns the command that records the job on its device, simulated: memory does not run out; and the device.
+
+    Both are "" where the device is unknown.
+    """
     from memprof.analysis.plans.predict import words_for_record  # most reports need no predictions
 
     machine = machine_of_device(manifest.machine.device_name)
     if machine is None or not manifest.command or architecture_of(machine.capability) is None:
-        return ""
+        return "", ""
     device = machine.name.lower().replace(" ", "")
-    return f"memprof record --dry-run --device {device} --stop -o whole.memprof {words_for_record(manifest)}"
+    return f"memprof record --dry-run --device {device} -o whole.memprof {words_for_record(manifest)}", device
 
 
 def describe_free(found: PostMortem) -> str:

@@ -109,7 +109,7 @@ def _commands(
 
 def _size(count: int | None, plan: Plan) -> str:
     if count is None:
-        return "SIZE"
+        return "80%"
     return spell_bytes(count) if count == plan.budget_bytes else spell_bytes_below(count)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from memprof.analysis.table import BYTES, BYTES_CHANGE, FIGURE, RATIO_CHANGE, TRUTH, WORDS, Column, shown
+from memprof.analysis.table import BYTES, BYTES_CHANGE, FIGURE, NAMES, RATIO_CHANGE, TRUTH, WORDS, Column, shown
 from memprof.policies.plan.plan import Plan
 from memprof.units import format_bytes_change
 
@@ -91,7 +91,7 @@ def _result(one: Checked) -> str:
 
 #: Plans that were dry-run.
 CHECKED = (
-    Column("describe", "plan", WORDS, lambda one: one.plan.describe()),
+    Column("describe", "plan", NAMES, lambda one: one.plan.describe()),
     Column("predicted_peak_allocated_bytes", "predicted", BYTES, attrgetter("predicted_bytes")),
     Column("dry_run_peak_allocated_bytes", "dry run", BYTES, attrgetter("dry_bytes")),
     Column("difference_bytes", None, BYTES_CHANGE),

@@ -15,6 +15,7 @@ from memprof.analysis.table import (
     BYTES_CHANGE,
     FIGURE,
     FLOATS,
+    NAMES,
     NUMBER,
     NUMBERS,
     OBJECT,
@@ -101,7 +102,7 @@ class PlanRow:
         recorded_bytes: The peak as recorded.
         how: How its numbers were obtained, one of policies.base.SOURCES.
         policies: Its policies.
-        reserved_bytes: Modelled peak of reserved bytes; None where unknown.
+        reserved_bytes: Peak of reserved bytes, of its dry run or as modelled; None where unknown.
         expandable_bytes: The same with expandable segments.
         host_bytes: Pinned host memory of its copies; None where unknown.
         step_time_us: Its step time; None where unknown.
@@ -146,31 +147,35 @@ def _predicted(one: PlanRow) -> int | None:
 
 _PEAK = (
     Column("describe", None, WORDS),
-    shown("plan", WORDS, lambda one: one.short or one.describe, key="short"),
+    shown("plan", NAMES, lambda one: one.short or one.describe, key="short"),
     shown("peak", FIGURE, lambda one: format_bytes_between(*one.bounds)),
-    shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=6),
+    shown("predicted", BYTES, _predicted, meaning="without the errors of other jobs", is_optional=True, gives_way=8),
 )
-_SOURCE = Column("how", "source", gives_way=1)
-_PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase)
+_SOURCE = Column("how", "source", gives_way=3)
+_PLACE = shown("peak in", TEXT, lambda one: one.place or one.phase, gives_way=1)
 PLANS = (
     Column("fits", None, TRUTH, lambda one: one.number is not None),
     shown("", NUMBER, attrgetter("number"), key="number"),
     *_PEAK,
     Column("peak_allocated_bytes", None, BYTES, attrgetter("found.peak_bytes")),
     Column("peak_interval_bytes", None, NUMBERS, attrgetter("bounds")),
-    Column("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes"), "as modelled", is_optional=True),
+    Column(
+        *("peak_reserved_bytes", "reserved", BYTES, attrgetter("reserved_bytes")),
+        "of its dry run, or as modelled",
+        is_optional=True,
+    ),
     Column(
         "peak_reserved_expandable_bytes",
         "expandable",
         BYTES,
         attrgetter("expandable_bytes"),
         is_optional=True,
-        gives_way=5,
+        gives_way=7,
     ),
     Column("host_bytes", None, BYTES),
     shown("on the host", BYTES, lambda one: one.host_bytes or None, missing="-", is_optional=True),
-    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, gives_way=4),
-    Column("step_time_us", "step time", US, is_optional=True, gives_way=3),
+    Column("saved_bytes", "saved", BYTES, lambda one: one.recorded_bytes - one.found.peak_bytes, gives_way=6),
+    Column("step_time_us", "step time", US, is_optional=True, gives_way=5),
     Column("step_time_interval_us", None, FLOATS, attrgetter("times_us")),
     Column("slowdown", "change", RATIO_CHANGE, is_optional=True),
     _PLACE,
@@ -178,7 +183,7 @@ PLANS = (
     Column("peak_module", None, TEXT, lambda one: one.module or None),
     _SOURCE,
     Column("numerics", None),
-    replace(_NUMERICS, gives_way=2),
+    replace(_NUMERICS, gives_way=4),
     Column("changes", None, TEXTS),
     Column("at_peak", None, SIZES, attrgetter("found.categories")),
     Column("policies", None, rows_of(CHANGES)),
@@ -188,9 +193,9 @@ OVER_BUDGET = (
     shown("over by", FIGURE, attrgetter("over")),
     shown("change", RATIO_CHANGE, attrgetter("slowdown"), is_optional=True),
     _PLACE,
-    shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1)),
+    shown("largest category", TEXT, lambda one: describe_largest(one.found.categories, 1), gives_way=2),
     replace(_SOURCE, in_json=False),
-    replace(_NUMERICS, gives_way=2),
+    replace(_NUMERICS, gives_way=4),
 )
 REFUSED = (Column("plan", "plan", TEXT, lambda one: one[0]), Column("reason", "reason", WORDS, lambda one: one[1]))
 
@@ -280,7 +285,7 @@ def plan_tables(
 STAGES = (
     Column("policy", None, TEXT, lambda stage: stage.policy.name),
     Column("settings", None, OBJECT, lambda stage: settings_of(stage.policy)),
-    Column("describe", "policy", WORDS, lambda stage: stage.policy.describe()),
+    Column("describe", "policy", NAMES, lambda stage: stage.policy.describe()),
     Column("peak_allocated_bytes", "peak", BYTES),
     shown("change", BYTES_CHANGE, attrgetter("change_bytes")),
     Column(

@@ -14,6 +14,7 @@ from memprof.analysis.allocator.reserved import reserved_under
 from memprof.analysis.plans.basis import Basis, basis_of_steps
 from memprof.analysis.report.moments import Moment, find_peak, find_phase_peaks
 from memprof.analysis.report.sources import find_sources
+from memprof.machines.catalogue import machine_of_device
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan, require_predictable
@@ -186,6 +187,24 @@ def words_of(command: Sequence[str]) -> str:
     """Returns the arguments of ``memprof record`` that run a command line, quoted for a shell."""
     is_python = Path(command[0]).name.startswith("python")
     return shlex.join(command[1:] if is_python else ("--", *command))
+
+
+def commands_under(manifest: Manifest, plan: str) -> list[str]:
+    """Returns the commands that run a recorded job under a plan's file: a dry run first where the recording is one.
+
+    Args:
+        manifest: The recording's.
+        plan: Path of the file.
+    """
+    named, job = f"--plan {shlex.quote(plan)}", words_for_record(manifest)
+    train = f"memprof record {named} {job}"
+    if manifest.backend.name != DRY_RUN and not manifest.dry_ranks:
+        return [train]
+    device = machine_of_device(manifest.machine.device_name)
+    on = "" if device is None else f" --device {shlex.quote(device.name)}"
+    ranks = f" --ranks {manifest.dry_ranks}" if manifest.dry_ranks else ""
+    nodes = f" --nodes {manifest.dry_nodes}" if manifest.dry_nodes > 1 else ""
+    return [f"memprof record --dry-run{on}{ranks}{nodes} {named} {job}", *([] if ranks else [train])]
 
 
 def step_warnings(trace: Trace, step: Step) -> list[str]:

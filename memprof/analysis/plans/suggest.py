@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 from memprof.analysis.allocator.reserved import least_reserved, reserved_of, with_room
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.dry_check_results import Checked
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.unread import find_unread
@@ -17,7 +19,8 @@ from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import explore
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.request import SearchRequest, SearchResult
-from memprof.planners.search.workbench import rank
+from memprof.planners.search.workbench import rank, shortest
+from memprof.policies.base import Policy
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.trace.files.spool import DRY_RUN
@@ -45,6 +48,7 @@ class Suggestion:
         others: For each family without a plan that fits, the one closest to the budget.
         warnings: Caveats on the figures.
         ran_out: Whether memory ran out in a later step.
+        dry_reserved: What the allocator reserved in dry runs of plans, by their policies, where the budget counts it.
     """
 
     trace: str
@@ -55,6 +59,7 @@ class Suggestion:
     others: tuple[Candidate, ...]
     warnings: tuple[str, ...]
     ran_out: bool = False
+    dry_reserved: Mapping[tuple[Policy, ...], int] = field(default_factory=dict)
 
     @cached_property
     def prefix(self) -> str:
@@ -82,13 +87,20 @@ class Suggestion:
         prediction = replace(plan.prediction, how=self.source_of(one), machine=self.basis.machine)
         return replace(plan, prediction=prediction, budget_bytes=self.answer.search_request.budget_bytes), step
 
-    def with_plan(self, one: Candidate) -> Suggestion:
-        """Returns the result with a plan among those to show: in place of the one of its family, or added."""
-        if one in self.plans:
-            return self
-        kinds = kinds_of(one.policies)
-        others = tuple(other for other in self.plans if kinds_of(other.policies) != kinds)
-        return replace(self, plans=tuple(sorted((*others, one), key=rank)))
+    def with_dry_runs(self, checked: Sequence[Checked], confirmed: Candidate | None = None) -> Suggestion:
+        """Returns the result with what dry runs took, and without the plans that exceeded the budget in one.
+
+        Args:
+            checked: The plans that were dry-run.
+            confirmed: The one that fits: it is shown in place of the one of its family, or added.
+        """
+        over = {one.plan.policies for one in checked if one.fits is False}
+        plans = tuple(one for one in self.plans if one.policies not in over)
+        if confirmed is not None and confirmed not in plans:
+            others = [one for one in plans if kinds_of(one.policies) != kinds_of(confirmed.policies)]
+            plans = tuple(sorted((*others, confirmed), key=rank))
+        reserved = {one.plan.policies: one.reserved_bytes for one in checked if one.reserved_bytes}
+        return replace(self, plans=plans, dry_reserved=reserved)
 
     def time_interval(self, one: Candidate) -> TimeInterval | None:
         """Returns the bounds of a plan's step time; None where they are unknown."""
@@ -96,10 +108,11 @@ class Suggestion:
 
     @cached_property
     def reserved(self) -> tuple[int | None, ...]:
-        """Modelled reserved bytes under each of ``plans``; None on the CPU."""
+        """Reserved bytes under each of ``plans``: of its dry run, or as modelled; None on the CPU."""
         if not self.basis.step.is_on_device():
             return (None,) * len(self.plans)
-        return tuple(reserved_of(self.basis, self.manifest, one.plan) for one in self.plans)
+        known = self.dry_reserved
+        return tuple(known.get(one.policies) or reserved_of(self.basis, self.manifest, one.plan) for one in self.plans)
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
@@ -170,7 +183,7 @@ def _describe_room(trace: Trace, search_request: SearchRequest) -> tuple[str, ..
     more = format_bytes(beyond.workspace_bytes[1])
     sentence = (
         f"peaks include estimated workspaces of {beyond.chosen_for}, which may be up to {more} larger on the device. "
-        "--machine leaves that free, a size does not."
+        "--device leaves that free, a size does not."
     )
     return (sentence,)
 
@@ -196,7 +209,8 @@ def _searched(
         answer = replace(answer, tried=max(answer.tried, earlier.tried), took_s=answer.took_s + earlier.took_s)
 
     def shown(found: SearchResult) -> tuple[Candidate, ...]:
-        return with_simplest(_worth_their_policies(one_of_each_family(found.fitting)), found.fitting)
+        others = sorted(one_of_each_family(found.fitting, shortest)[1:], key=rank)
+        return with_simplest(_worth_their_policies((*found.fitting[:1], *others)), found.fitting)
 
     return (answer, shown(answer)) if search_request.is_rough else with_room(basis, manifest, answer, shown)
 
@@ -265,11 +279,8 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
         fitting: All plans that fit.
     """
     simplest = simplest_of(plans, fitting)
-    if simplest is None or simplest in plans:
-        return plans
-    slower = (place for place, one in enumerate(plans) if place and one.step_time_us > simplest.step_time_us)
-    place = next(slower, len(plans))
-    return (*plans[:place], simplest, *plans[place:])
+    more = [] if simplest is None or simplest in plans else [simplest]
+    return (*plans[:1], *sorted((*plans[1:], *more), key=rank))
 
 
 def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Candidate | None:
@@ -279,18 +290,15 @@ def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Can
         plans: The plans to show, the fastest first.
         among: The plans to choose from.
     """
-    simplest = min(among, key=lambda one: (settings_named(one), one.step_time_us), default=None)
-    return None if simplest is None or 2 * settings_named(simplest) > settings_named(plans[0]) else simplest
+    simplest = min(among, key=lambda one: (one.settings, one.step_time_us), default=None)
+    return None if simplest is None or 2 * simplest.settings > plans[0].settings else simplest
 
 
-def settings_named(one: Candidate) -> int:
-    """Returns how many settings a plan's description names: policies and patterns of modules."""
-    return re.sub(r"[({][^)}]*[)}]", "", one.plan.describe()).count(",") + 1
-
-
-def one_of_each_family(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Returns the first plan of each family."""
-    first: dict[tuple[str, ...], Candidate] = {}
+def one_of_each_family(
+    plans: Iterable[Candidate], pick: Callable[[list[Candidate]], Candidate] = itemgetter(0)
+) -> tuple[Candidate, ...]:
+    """Returns a plan of each family, by default the first, in the order of the families' first plans."""
+    families: dict[tuple[str, ...], list[Candidate]] = {}
     for one in plans:
-        first.setdefault(kinds_of(one.policies), one)
-    return tuple(first.values())
+        families.setdefault(kinds_of(one.policies), []).append(one)
+    return tuple(map(pick, families.values()))

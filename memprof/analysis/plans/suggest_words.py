@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import math
 
-from memprof.analysis.allocator.reserved import reserved_expandable
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
-from memprof.analysis.plans.suggest import (
-    Suggestion,
-    describe_least,
-    describe_peak,
-    place_of,
-    settings_named,
-    simplest_of,
-)
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, simplest_of
 from memprof.planners.search.candidate import Candidate
 from memprof.units import (
     format_bytes,
@@ -62,11 +54,11 @@ def describe_simplest(found: Suggestion) -> str:
     simplest = simplest_of(found.plans, found.plans)
     if simplest is None:
         return ""
-    fastest = found.plans[0]
-    few, many = settings_named(simplest), settings_named(fastest)
+    fastest, number = found.plans[0], found.plans.index(simplest) + 1
     return (
-        f"simplest that fits: plan {found.plans.index(simplest) + 1}, {format_count(few, 'setting')} instead of "
-        f"{many:,}, step time {describe_slowdown(simplest, found)} instead of {describe_slowdown(fastest, found)}"
+        f"simplest that fits: plan {number}, {format_count(simplest.settings, 'setting')} instead of "
+        f"{fastest.settings:,}, step time {describe_slowdown(simplest, found)} instead of "
+        f"{describe_slowdown(fastest, found)}"
     )
 
 
@@ -106,19 +98,12 @@ def describe_reserved(found: Suggestion) -> str:
     reserved = found.reserved[0] if found.reserved else None
     if reserved is None or reserved <= budget:
         return ""
-    step = found.basis.fullest_under(found.plans[0].plan)
-    expandable = reserved_expandable(step, found.manifest)
     others = [number for number, size in enumerate(found.reserved, start=1) if size is not None and size <= budget]
-    ways = []
-    if expandable is not None and expandable <= budget:
-        ways.append(f"with --allocator expandable_segments it reserves {format_bytes(expandable)}")
-    if others:
-        ways.append(f"plan {others[0]} reserves no more than the budget")
-    if not ways:
-        ways.append(f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it")
+    smaller = f"search with --budget {max(budget - (reserved - budget), 0)} to leave room for it"
+    way = f"plan {others[0]} reserves no more than the budget" if others else smaller
     return (
         f"as modelled, the allocator reserves {format_bytes(reserved)} for the fastest plan's "
-        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {'; '.join(ways)}."
+        f"{format_bytes(found.plans[0].peak_bytes)}, more than the budget: {way}."
     )
 
 

@@ -57,6 +57,29 @@ def option(*names: str, group: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+class DeviceOption(GroupedOption):
+    """``--device``, of which ``--machine`` is an old name: understood, and shown nowhere."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Makes the parser understand both."""
+        self.opts.append("--machine")
+        super().add_to_parser(parser, ctx)
+        self.opts.pop()
+
+
+def device_option(name: str, words: str, *, group: str = OTHER, **settings: Any) -> Callable[[F], F]:
+    """Adds ``--device NAME``, a device of the catalogue, to a command.
+
+    Args:
+        name: The parameter that takes it.
+        words: Its help text.
+        group: Heading that it is listed under.
+        settings: As in ``click.option``.
+    """
+    more = {"metavar": "NAME", "help": words, **settings}
+    return click.option("--device", name, cls=DeviceOption, group=group, **more)
+
+
 def add_all(*adders: Callable[[F], F]) -> Callable[[F], F]:
     """Returns a decorator that adds options, in the order in which help lists them."""
 

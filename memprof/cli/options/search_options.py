@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.command_classes import add_all, option
+from memprof.cli.options.command_classes import add_all, device_option, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,20 +21,16 @@ _SOME_PEAK_BYTES = 1 << 40
 
 
 def budget_options(command: F) -> F:
-    """Adds ``--budget`` and ``--machine``, which the command passes to ``read_budget``."""
+    """Adds ``--budget`` and ``--device``, which the command passes to ``read_budget``."""
     budget = option(
         "--budget",
         group="Budget and device",
         metavar="SIZE",
         help="Maximum peak of allocated bytes: 24GiB, or 60% of the recorded peak; for plans also of copies in host "
-        "memory: 24GiB,pinned=8GiB. For a whole device, use --machine.",
+        "memory: 24GiB,pinned=8GiB. For a whole device, use --device.",
     )
-    machine = option(
-        "--machine",
-        group="Budget and device",
-        metavar="NAME",
-        help="Budget of this device, such as rtx3090 or a100-80g, without what its context and workspaces may take.",
-    )
+    words = "Budget of this device, such as rtx3090 or a100-80g, without what its context and workspaces may take."
+    machine = device_option("machine", words, group="Budget and device")
     return budget(machine(command))
 
 
@@ -47,7 +43,7 @@ def step_options(command: F) -> F:
 
 
 def search_options(command: F) -> F:
-    """Adds ``--budget``, ``--machine``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
+    """Adds ``--budget``, ``--device``, ``--allow``, ``--forbid``, ``--max-slowdown`` and ``--time-limit``.
 
     The command takes them as ``**search_flags`` and passes them to ``read_search_request``.
     """

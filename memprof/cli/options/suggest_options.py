@@ -194,7 +194,7 @@ class SuggestOptions:
             "--no-run runs nothing, --check and --compile dry-run the job: leave one of them out.": self.no_run
             and plans_dry != (None, None),
             "--emit prints one plan in another form: leave out --json.": self.is_json and self.target is not None,
-            "--compiled names runs measured on one machine, whose times do not apply to that of --machine: leave one "
+            "--compiled names runs measured on one machine, whose times do not apply to that of --device: leave one "
             "out.": self.compiled and self.search_flags["machine"],
         }
         for sentence, is_so in conflicts.items():

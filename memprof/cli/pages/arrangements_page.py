@@ -16,9 +16,12 @@ from memprof.analysis.arrangement.arrangement_tables import (
     stages,
 )
 from memprof.analysis.arrangement.arrangements import Arrangements, find_cluster, find_proposals
+from memprof.analysis.plans.another_plan import unused_file
 from memprof.analysis.plans.basis import basis_of, link_of
+from memprof.analysis.plans.predict import words_for_record
 from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import Page, show
+from memprof.cli.pages.next_commands import again
 from memprof.errors import GateFailedError
 from memprof.machines.catalogue import find_machine, machine_of_device
 from memprof.planners.search.request import MakeSearchRequest
@@ -54,7 +57,7 @@ def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: 
         write_plan(written, found.applicable.plan)
     name = device.name if device is not None else ""
     show(
-        lambda page: _fill(page, found, basis.warnings, name, str(opened.path), written),
+        lambda page: _fill(page, found, basis.warnings, name, words_for_record(opened.manifest), written),
         lambda: arrangements_to_json(found),
         is_json=given.is_json,
     )
@@ -62,7 +65,7 @@ def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: 
 
 
 def _fill(
-    page: Page, found: Arrangements, warnings: Sequence[str], device: str, trace: str, written: Path | None
+    page: Page, found: Arrangements, warnings: Sequence[str], device: str, job: str, written: Path | None
 ) -> None:
     page.warn(*warnings)
     page.say(_verdict(found, device))
@@ -77,7 +80,14 @@ def _fill(
     page.add("")
     for sentence in found.assumptions:
         page.say(f"assumed: {sentence}", "dim")
-    page.add_next((_next(found, trace, written), ""))
+    if found.best is None:
+        page.say("It takes more devices, a smaller --global-batch, or a recording with a smaller batch.")
+    elif found.applicable is None:
+        page.say("No arrangement shown is one that memprof applies itself; the torch calls above carry it out.")
+    elif written is not None:
+        page.add_next((f"memprof record --plan {shlex.quote(str(written))} {job}", "train under it"))
+    else:
+        page.add_next((again("--write", unused_file("plan", ".toml")), "keep the plan"))
 
 
 def _verdict(found: Arrangements, device: str) -> str:
@@ -119,14 +129,3 @@ def _add_calls(page: Page, found: Arrangements) -> None:
             f"memprof applies {one.arrangement.describe()}, {describe_details(one)}: {format_percent(slower)} slower, "
             f"{format_bytes(applied.peak_bytes)} on its worst rank (replayed)."
         )
-
-
-def _next(found: Arrangements, trace: str, written: Path | None) -> str:
-    applied = found.applicable
-    if written is not None and applied is not None:
-        return f"memprof record --plan {shlex.quote(str(written))} train.py"
-    if found.best is None:
-        return "more devices, a smaller --global-batch, or a recording with a smaller batch"
-    if applied is not None:
-        return f"memprof suggest {shlex.quote(trace)} --devices {found.question.cluster.devices} ... --write plan.toml"
-    return "no arrangement shown is one that memprof applies itself; the torch calls above carry it out"

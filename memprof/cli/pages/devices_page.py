@@ -11,18 +11,20 @@ from typing import Any
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
+from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.table import BYTES, NUMBER, TEXT, US, Cell, Column, FactTable, Read, record, records, shown
 from memprof.cli.page import Page, show
 from memprof.machines.catalogue import Accelerator
 from memprof.replay.live import live_bytes
-from memprof.units import format_bytes, format_us
+from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_us, spell_bytes
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
 
 def show_devices(
     basis: Basis,
-    trace: str,
+    trace: Trace,
     budget_of: Callable[[int], int],
     communicator_bytes: int,
     machine: Accelerator | None,
@@ -34,7 +36,7 @@ def show_devices(
 
     Args:
         basis: The recorded step.
-        trace: Name of the recording.
+        trace: The recording.
         budget_of: Returns the budget in bytes for the recorded peak in bytes.
         communicator_bytes: What one of several ranks takes of the budget for its communicator.
         machine: The device, for its interconnect bandwidth.
@@ -53,19 +55,20 @@ def show_devices(
         from memprof.policies.plan.plan_file import write_plan
 
         plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
-        write_plan(written, plan.predict(step, trace=trace)[0])
+        write_plan(written, plan.predict(step, trace=str(trace.path))[0])
     show(lambda page: _fill(page, found, basis, trace, written), lambda: _json(found), is_json=is_json)
     return 0 if found.fits_alone or found.needed is not None else 4
 
 
-def _fill(page: Page, found: Devices, basis: Basis, trace: str, written: Path | None) -> None:
+def _fill(page: Page, found: Devices, basis: Basis, trace: Trace, written: Path | None) -> None:
     page.warn(*basis.warnings)
     page.say(_verdict(found))
     alone = f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}"
     page.add_section("One rank's peak", _table(found), alone)
     for sentence in found.refused:
         page.say(sentence, "dim")
-    page.add_next(_next(found, trace, written))
+    if not found.fits_alone:
+        page.add_next(_next(found, trace, written))
 
 
 def _verdict(found: Devices) -> str:
@@ -124,16 +127,15 @@ def _table(found: Devices) -> FactTable:
     return FactTable(columns, dict.fromkeys(size for size, _ in ranks))
 
 
-def _next(found: Devices, trace: str, written: Path | None) -> tuple[str, str]:
-    if found.fits_alone:
-        return "no action needed", ""
+def _next(found: Devices, trace: Trace, written: Path | None) -> tuple[str, str]:
+    job = words_for_record(trace.manifest)
     if found.needed is None:
-        command = f"memprof suggest {shlex.quote(trace)} --budget {found.budget_bytes}"
+        command = f"memprof suggest {shlex.quote(str(trace.path))} --budget {spell_bytes(found.budget_bytes)}"
         return command, "checkpointing shrinks activations"
     if written is not None:
-        return f"memprof record --plan {shlex.quote(str(written))} train.py", ""
+        return f"memprof record --plan {shlex.quote(str(written))} {job}", ""
     policy = found.needed.policy
-    return f"memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} train.py", ""
+    return f"memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} {job}", ""
 
 
 def _json(found: Devices) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from memprof.analysis.table import (
 )
 from memprof.cli.page import Page
 from memprof.json_values import Json, to_json
+from memprof.machines.card import architecture_of
 from memprof.units import format_bytes, format_bytes_change, format_percent
 
 _WORDS = {"ends": "ends (embedding, head, loss)", "temporaries": "temporary"}
@@ -190,7 +191,8 @@ def _next(on: OnMachine | None, trace: str) -> tuple[str, str]:
     """Returns the command that measures what is estimated here."""
     if trace:
         return f"memprof report {shlex.quote(trace)}", "what the peak is made of"
-    device = f" --device {shlex.quote(on.machine.name)}" if on is not None else ""
+    is_card = on is not None and architecture_of(on.machine.capability) is not None
+    device = f" --device {shlex.quote(on.machine.name)}" if on is not None and is_card else ""
     return f"memprof record --dry-run{device} train.py", "your own script's peak, operator by operator"
 
 

@@ -14,6 +14,7 @@ from memprof.analysis.table import (
     BYTES,
     BYTES_CHANGE,
     FIGURE,
+    NAMES,
     NUMBER,
     US,
     WORDS,
@@ -150,7 +151,7 @@ _DRY_RUN = (
 )
 #: Runs of the job under a plan.
 ATTEMPTS = (
-    Column("describe", "plan", WORDS, lambda one: one.plan.describe()),
+    Column("describe", "plan", NAMES, lambda one: one.plan.describe()),
     Column("policies", None, rows_of(POLICIES), lambda one: plan_policies(one.plan)),
     Column("predicted", None, row_of(_PREDICTED), lambda one: None if _is_compiled(one) else one.plan.prediction),
     shown("predicted", FIGURE, _predicted, key="prediction"),

@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from memprof.analysis.plans.another_plan import unused_file
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import POLICIES, policy_rows
@@ -16,11 +17,11 @@ from memprof.analysis.plans.suggest import describe_peak, place_of
 from memprof.analysis.table import (
     BYTES,
     FIGURE,
+    NAMES,
     NUMBER,
     TEXT,
     TRUTH,
     US,
-    WORDS,
     Column,
     FactTable,
     record,
@@ -30,6 +31,7 @@ from memprof.analysis.table import (
     shown,
 )
 from memprof.cli.page import Page, show
+from memprof.cli.pages.next_commands import again
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
@@ -51,6 +53,7 @@ _MOST_FRAMES = 6
 def show_largest(
     bases: list[Basis],
     trace: str,
+    job: str,
     search_request: MakeSearchRequest,
     what: str,
     written: Path | None,
@@ -63,6 +66,7 @@ def show_largest(
     Args:
         bases: The steps of the recordings, each at another size; a budget in percent refers to the first one's peak.
         trace: The first recording's path as the user gave it.
+        job: Arguments of ``memprof record`` that run its job.
         search_request: Makes the search request from the recorded peak.
         what: ``batch`` or ``sequence``.
         written: Path for the plan; None to write none.
@@ -98,7 +102,7 @@ def show_largest(
         prediction = dataclasses.replace(plan.prediction, how=found.source, machine=bases[0].machine)
         write_plan(written, dataclasses.replace(plan, prediction=prediction, budget_bytes=request.budget_bytes))
     show(
-        lambda page: _fill(page, found, best, request, what, bases[0], trace, written, estimated),
+        lambda page: _fill(page, found, best, request, what, bases[0], trace, job, written, estimated),
         lambda: _json(found, best, request, what, estimated),
         is_json=is_json,
     )
@@ -113,6 +117,7 @@ def _fill(
     what: str,
     basis: Basis,
     trace: str,
+    job: str,
     written: Path | None,
     estimated: str,
 ) -> None:
@@ -147,11 +152,10 @@ def _fill(
     fill_basis(page, basis)
     page.add_section("What fits at each size", FactTable(size_columns(found.dry_steps, what), found.tried))
     if written is not None and best.policies:
-        page.add_next(
-            (f"memprof record --plan {shlex.quote(str(written))}", f"and the job's own {what} of {found.size}")
-        )
+        reason = f"train under it, with the job's {what} set to {found.size}"
+        page.add_next((f"memprof record --plan {shlex.quote(str(written))} {job}", reason))
     elif best.policies:
-        page.add_next(("the same with --write plan.toml", "keep the plan"))
+        page.add_next((again("--write", unused_file("plan", ".toml")), "keep the plan"))
     else:
         page.add_next((f"memprof report {shlex.quote(trace)}", "what fills it"))
 
@@ -185,7 +189,7 @@ def size_columns(dry_steps: DrySteps = NO_DRY_STEPS, what: str = "size") -> tupl
     return (
         Column("size", what, NUMBER),
         Column("fits", None, TRUTH, lambda at: at.best is not None),
-        shown("plan", WORDS, described),
+        shown("plan", NAMES, described),
         Column("least_peak_bytes", None, BYTES, attrgetter("least_bytes")),
         shown("peak", FIGURE, lambda at: format_bytes(at.least_bytes) if at.best is None else describe_peak(at.best)),
         shown("step time", US, lambda at: at.best and at.best.step_time_us),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from memprof.analysis.allocator.uncertainty import room_of
-from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure
+from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, next_steps
 from memprof.analysis.plans.partial_step import PartialStep, examine_partial
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
@@ -64,13 +63,14 @@ def _fill(page: Page, found: PartialStep, budget_bytes: int) -> None:
     page.add("")
     for sentence in fits_at_all(found, budget_bytes):
         page.say(sentence)
-    page.add_next(
-        (f"memprof record --stop -o small.memprof {words_for_record(found.manifest)}", _smaller(found, budget_bytes)),
-        (
-            f"memprof suggest small.memprof --budget {budget.replace(' ', '')} --at-batch {found.batch or 'N'}",
-            "plans for the batch of this job",
-        ),
-    )
+    page.add_next(*_next(found, budget))
+
+
+def _next(found: PartialStep, budget: str) -> list[tuple[str, str]]:
+    """Returns the commands that lead to a plan, or to a whole step where memory did not run out."""
+    if found.failure is not None and not found.failure.is_caught:
+        return next_steps(found.failure, found.trace, found.manifest, budget.replace(" ", ""))
+    return [(f"memprof record --stop -o whole.memprof {words_for_record(found.manifest)}", "a whole step")]
 
 
 def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
@@ -98,15 +98,6 @@ def fits_at_all(found: PartialStep, budget_bytes: int) -> list[str]:
     return sentences
 
 
-def _smaller(found: PartialStep, budget_bytes: int) -> str:
-    largest = found.largest_batch(budget_bytes)
-    if largest is None or found.batch is None:
-        return "with a smaller batch"
-    # The rest of the step needs memory too; half the batch leaves room for it.
-    most = max(1, min(largest, found.batch // 2))
-    return f"with the job's batch set to {1 << (most.bit_length() - 1)} or less"
-
-
 def _json(found: PartialStep, budget_bytes: int) -> dict[str, Any]:
     largest = found.largest_batch(budget_bytes)
     return {
@@ -131,6 +122,5 @@ def _json(found: PartialStep, budget_bytes: int) -> dict[str, Any]:
         "optimizer_state_missing_bytes": found.state_missing_bytes,
         "recorded_batch": found.batch,
         "largest_batch": largest,
-        "next": shlex.join(["memprof", "record", "--stop", "-o", "small.memprof"])
-        + f" {words_for_record(found.manifest)}",
+        "next": _next(found, format_bytes(budget_bytes))[0][0],
     }

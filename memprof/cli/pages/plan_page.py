@@ -7,16 +7,17 @@ import shlex
 from pathlib import Path
 
 from memprof.analysis.diff.budget import BudgetVerdict
-from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget
+from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget, unused_file
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.plan_rows import stages
-from memprof.analysis.plans.predict import Forecast, Side, words_for_record
+from memprof.analysis.plans.predict import Forecast, Side, commands_under, words_for_record
 from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES, changes, counters
 from memprof.analysis.plans.verify import Verification, describe_short
 from memprof.analysis.report.moments import Moment
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.table import FactTable
 from memprof.cli.page import Page
+from memprof.cli.pages.next_commands import again
 from memprof.emit.switches import switches_of
 from memprof.policies.base import NUMERICS
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS, SOURCES_IN_WORDS
@@ -27,7 +28,6 @@ from memprof.units import (
     format_percent_change,
     format_us,
     format_us_between,
-    printable,
     spell_bytes,
 )
 
@@ -161,17 +161,19 @@ def _next_after_verification(found: Verification, head: str, plan_path: Path) ->
 
 
 def _next_after_forecast(made: Forecast, plan_path: Path | None, output: Path | None) -> list[tuple[str, str]]:
-    job = words_for_record(made.manifest)
-    commands = []
+    commands: list[tuple[str, str]] = []
     budget = made.plan.budget_bytes
     if budget is not None and made.predicted.peak.allocated_bytes > budget:
         search = f"memprof suggest {shlex.quote(made.trace)} --budget {spell_bytes(budget)}"
         commands.append((search, "plans predicted to fit"))
     elif plan_path is not None:
-        record = f"memprof record --plan {shlex.quote(str(plan_path))} {printable(job)}"
-        commands.append((record, "train under it, and compare"))
+        *dry, train = commands_under(made.manifest, str(plan_path))
+        commands += [
+            *((command, "dry-run it under the plan") for command in dry),
+            (train, "train under it, and compare"),
+        ]
     else:
-        commands.append(("the same with --write plan.toml", "keep the plan, to train under it"))
+        commands.append((again("--write", unused_file("plan", ".toml")), "keep the plan, to train under it"))
     switches = switches_of(made.basis.step, made.plan)
     if plan_path is not None and switches is not None:
         commands.append((f"memprof emit {shlex.quote(str(plan_path))} --to {switches.target}", switches.words))

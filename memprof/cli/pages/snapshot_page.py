@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.analysis.plans.plan_rows import CHANGES, PLANS, REFUSED, PlanRow, PolicyRow, plan_tables
-from memprof.analysis.plans.suggest import describe_largest
-from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan, SnapshotPlans
+from memprof.analysis.plans.plan_rows import PLANS, REFUSED
+from memprof.analysis.snapshot_plans.change import SnapshotPlans
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
 from memprof.analysis.snapshot_plans.planned_step import step_to_plan
-from memprof.analysis.table import FactTable, records
+from memprof.analysis.snapshot_plans.snapshot_words import (
+    NEEDS,
+    caveats,
+    describe_recorded,
+    rows_of_snapshot,
+    tables,
+    verdict,
+)
+from memprof.analysis.table import records
 from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import Page, show
+from memprof.cli.pages.next_commands import again
 from memprof.errors import GateFailedError, UsageError
 from memprof.planners.search.request import MakeSearchRequest
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_bytes_between, format_bytes_change, format_count, printable
-
-#: What only a recording of the job itself allows.
-_NEEDS = (
-    "Choosing operators to keep or recompute, swapping activations, compiled plans, step times and plan files need "
-    "operators, which a snapshot does not contain: record the job itself."
-)
 
 
 def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions) -> int:
@@ -45,7 +45,7 @@ def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given
     runs = (given.target, given.check, given.compile_runs, given.cluster, *given.compiled)
     if any((given.written, given.explained, given.size.option, *runs)):
         raise UsageError(
-            f"{given.trace} is imported and has no operators: suggest takes --budget, --machine, --allow, --forbid, "
+            f"{given.trace} is imported and has no operators: suggest takes --budget, --device, --allow, --forbid, "
             "--world-size, --step, --rank and --json for it. For plan files and other sizes, record the job itself "
             "with memprof record (or --dry-run)."
         )
@@ -66,63 +66,18 @@ def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given
 
 
 def _fill(page: Page, found: SnapshotPlans) -> None:
-    page.say(_verdict(found), "bold")
-    recorded = found.recorded
-    held = describe_largest(recorded.categories)
-    peak = f"recorded: peak {format_bytes(recorded.peak_bytes)} in {printable(recorded.phase)}, with {held} live"
-    page.say(f"{peak} | {format_count(found.tried, 'plan')} replayed", "dim")
-    if recorded.reserved_bytes is not None:
-        more = recorded.expandable_bytes
-        expandable = "" if more is None else f", with expandable segments {format_bytes(more)}"
-        page.say(f"reserved: {format_bytes(recorded.reserved_bytes)}{expandable} (modelled)", "dim")
-    if found.remark:
-        page.warn(found.remark)
+    page.say(verdict(found), "bold")
+    for line in describe_recorded(found):
+        page.say(line, "dim")
+    page.warn(*caveats(found))
     if found.recorded_fits:
         return
-    page.warn(
-        "approximate: categories and layers are inferred from the snapshot; each peak is that of its "
-        "allocations, replayed under the plan."
-    )
-    fits, over, refused = plan_tables(
-        *_rows(found), found.refused, "the cheapest first", "each change alone, and the lowest peak"
-    )
-    used = {change.what: change for one in (*found.fitting, *found.others) for change in one.changes}
-    how = FactTable(CHANGES, map(_policy, used.values()))
-    for table in (fits, over, ("How", how, ""), refused):
+    for table in tables(found):
         page.add_section(*table)
     page.add("")
-    page.say(_NEEDS, "dim")
-    page.add_next(*_next(found))
-
-
-def _verdict(found: SnapshotPlans) -> str:
-    budget = format_bytes(found.budget_bytes)
-    if found.recorded_fits:
-        subject = "The recorded part of the step fits" if found.is_partial else "The job already fits"
-        return f"{subject}: its peak of {format_bytes(found.recorded.peak_bytes)} is within {budget}."
-    if found.fitting:
-        best = found.fitting[0]
-        return f"Within {budget}: {best.what}, peak {_peak(best)}."
-    return (
-        f"No change found fits {budget}: the lowest peak is {_peak(found.lowest)} with {found.lowest.what}, in "
-        f"{found.lowest.phase}. Give at least {format_bytes(found.needed_bytes)}."
-    )
-
-
-def _peak(one: SnapshotPlan) -> str:
-    """Formats a plan's peak with the bounds that such predictions have."""
-    least, most = one.bounds
-    return format_bytes(one.peak_bytes) if least == most else f"about {format_bytes_between(least, most)}"
-
-
-def _next(found: SnapshotPlans) -> list[tuple[str, str]]:
+    page.say(NEEDS, "dim")
     if not found.fitting:
-        return [(f"memprof suggest {shlex.quote(found.trace)} --budget {found.needed_bytes}", "what fits")]
-    budget = f"--budget {found.budget_bytes}"
-    return [
-        ("memprof record --dry-run --device NAME -o run.memprof train.py", "the job's operators, without a GPU"),
-        (f"memprof suggest run.memprof {budget}", "exact plans, with step times and a plan file"),
-    ]
+        page.add_next((again("--budget", str(found.needed_bytes), without=("--device", "--machine")), "what fits"))
 
 
 def _json(found: SnapshotPlans) -> dict[str, Any]:
@@ -141,44 +96,11 @@ def _json(found: SnapshotPlans) -> dict[str, Any]:
             "peak_reserved_expandable_bytes": recorded.expandable_bytes,
         },
         "minimum_feasible_bytes": found.needed_bytes,
-        "plans": records(PLANS, [row for rows in _rows(found) for row in rows]),
+        "plans": records(PLANS, [row for rows in rows_of_snapshot(found) for row in rows]),
         "refused": records(REFUSED, found.refused),
-        "reason": _verdict(found) if is_open else "",
+        "reason": verdict(found) if is_open else "",
         "warnings": [found.remark] if found.remark else [],
         "is_approximate": True,
-        "needs": _NEEDS,
+        "needs": NEEDS,
         "replayed_plans": found.tried,
     }
-
-
-def _rows(found: SnapshotPlans) -> tuple[list[PlanRow], list[PlanRow]]:
-    """Returns the plans that fit, and those that do not."""
-    fitting = [_row(one, found, number) for number, one in enumerate(found.fitting, start=1)]
-    return fitting, [_row(one, found, None) for one in found.others]
-
-
-def _row(one: SnapshotPlan, found: SnapshotPlans, number: int | None) -> PlanRow:
-    most = one.bounds[1]
-    over = max(most, one.needed_reserved) - found.budget_bytes
-    return PlanRow(
-        found=one,
-        number=number,
-        describe=one.what,
-        bounds=one.bounds,
-        phase=one.phase,
-        module="",
-        recorded_bytes=found.recorded.peak_bytes,
-        how=_source(one),
-        policies=list(map(_policy, one.changes)),
-        reserved_bytes=one.reserved_bytes,
-        expandable_bytes=one.expandable_bytes,
-        over=f"{format_bytes_change(over)}{', reserved' if one.needed_reserved > most else ''}",
-    )
-
-
-def _policy(change: Change) -> PolicyRow:
-    return PolicyRow(change.policy, None, change.what, change.numerics, _source(change), change.advice, change.assumes)
-
-
-def _source(one: SnapshotPlan | Change) -> str:
-    return "rule" if one.is_formula else "modelled"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.options.command_classes import GroupedCommand, option, refuse_others
+from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
 from memprof.cli.options.gate_options import chosen_gates
 from memprof.cli.options.shared_options import json_option
 from memprof.cli.pages.diff.diff_output import FORMATS, write_output
@@ -38,13 +38,10 @@ Examples:
 @option("--fail-on", group="Limits", multiple=True, metavar="GATE", help=_GATE)
 @option("--warn-on", group="Limits", multiple=True, metavar="GATE", help="Warn if this is exceeded.")
 @option("--budget", group="Limits", metavar="SIZE", help="Without BASE: maximum peak of allocated bytes, 40GiB.")
-@option(
-    "--device",
-    "--machine",
+@device_option(
     "machine",
+    "Without BASE: budget of this device, such as rtx3090. Of a snapshot: dry-run the script on this GPU.",
     group="Limits",
-    metavar="NAME",
-    help="Without BASE: budget of this device, such as rtx3090. Of a snapshot: dry-run the script on this GPU.",
 )
 @option("--base", "bases", group="Sides", multiple=True, metavar="TRACE", help="Another recording of the base.")
 @option("--head", "heads", group="Sides", multiple=True, metavar="TRACE", help="Another recording of the head.")
@@ -107,7 +104,7 @@ def diff(ctx: click.Context, /, sides: tuple[str, ...], is_json: bool, form: str
     are compared. The exit code is 4 if a --fail-on gate fails, and 3 if the two are not comparable (another device,
     torch, batch ...).
 
-    Without BASE, HEAD is compared with --budget, --machine and gates that need no base. If none is given, a recording
+    Without BASE, HEAD is compared with --budget, --device and gates that need no base. If none is given, a recording
     under a plan is compared with the plan's budget. The exit code is 4 if it exceeds one.
 
     If BASE is the memory snapshot that a job wrote on a GPU with torch.cuda.memory._dump_snapshot(), its allocations

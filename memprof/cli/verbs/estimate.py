@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, device_option, option
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memprof.analysis.estimate.terms import Setting
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast")
+_KINDS = ("cuda", "cpu")
 _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
 
 
@@ -24,7 +25,7 @@ _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam8bit", "adafactor")
     epilog="""\b
 Examples:
   memprof estimate gpt3-175b --batch 1 --precision bf16-mixed --checkpoint layers --zero 3 --ranks 64
-  memprof estimate --transformer layers=12,width=768,heads=12,vocab=50257 --batch 8 --seq 1024 --machine rtx3090
+  memprof estimate --transformer layers=12,width=768,heads=12,vocab=50257 --batch 8 --seq 1024 --device rtx3090
   memprof estimate --mlp 784,512,10 --batch 64 --explain""",
 )
 @click.argument("model", required=False, metavar="[MODEL]")
@@ -96,17 +97,12 @@ Examples:
     is_flag=True,
     help="Also shard activations outside the layers' matrix products.",
 )
-@option(
-    "--device",
+@device_option(
+    "devices",
+    "Print the fraction of this device's memory, and the number of devices needed; or a type, cpu or cuda, which sets "
+    "the width of dropout masks (cuda).",
     group="Device",
-    type=click.Choice(("cuda", "cpu")),
-    help="Device type; it sets the width of dropout masks (cuda).",
-)
-@option(
-    "--machine",
-    group="Device",
-    metavar="NAME",
-    help="Print the fraction of this device's memory, and the number of devices needed.",
+    multiple=True,
 )
 @option("--explain", group="Output", is_flag=True, help="Print each formula's source and limitations.")
 @option("--json", "is_json", group="Output", is_flag=True, help="Print everything as JSON: bytes, stable keys.")
@@ -117,7 +113,7 @@ def estimate(
     conv: str | None,
     parameters: str | None,
     recorded: str | None,
-    machine: str | None,
+    devices: tuple[str, ...],
     explain: bool,
     is_json: bool,
     **options: Any,
@@ -135,7 +131,9 @@ def estimate(
     from memprof.trace.store import Trace
 
     chosen = _model(model, transformer, mlp, conv, parameters)
-    device = find_machine(machine) if machine else None
+    kinds = [name for name in devices if name in _KINDS]
+    named = [find_machine(name) for name in devices if name not in _KINDS]
+    device, options["device"] = named[-1] if named else None, kinds[-1] if kinds else None
     trace = Trace.open(recorded) if recorded is not None else None
     setting = read_setting(trace, chosen) if trace is not None else None
     found = make_estimate(chosen, _setting(chosen, setting, options))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from memprof.cli.options.command_classes import GroupedCommand, option, refuse_others
+from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
 from memprof.cli.options.gate_options import HISTORY_FILE, job_words, open_runs, say
 from memprof.cli.options.shared_options import json_option
 from memprof.errors import UsageError
@@ -53,13 +53,7 @@ Examples:
     metavar="GATE",
     help=f"What makes a commit bad, compared with GOOD; may be repeated.  [default: {_DEFAULT_GATE}]",
 )
-@option(
-    "--device",
-    group=_COMMITS,
-    default="",
-    metavar="NAME",
-    help="The GPU to simulate, such as rtx4090.  [default: the CPU]",
-)
+@device_option("device", "The GPU to simulate, such as rtx4090.  [default: the CPU]", group=_COMMITS, default="")
 @option(
     "--link",
     "links",

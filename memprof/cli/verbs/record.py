@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from memprof.cli.options.command_classes import RecordCommand, option
+from memprof.cli.options.command_classes import RecordCommand, device_option, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
 from memprof.cli.options.shared_options import window_options
 from memprof.errors import BadInputError, UsageError
@@ -31,7 +31,7 @@ Examples:
   memprof record --shard fsdp --world-size 2 train.py
   memprof record --light train.py
   memprof record --dry-run train.py
-  memprof record --dry-run --device h100-80g --ranks 64 --nodes 8 train.py
+  memprof record --device h100-80g --ranks 64 --nodes 8 train.py
 """
 
 
@@ -72,13 +72,12 @@ Examples:
     envvar="MEMPROF_DRY_RUN",
     help="Run the job on tensors without memory, in seconds, to measure what it would need.",
 )
-@option(
-    "--device",
+@device_option(
+    "device",
+    "Dry-run on this GPU, such as h100-80g or rtx4090, which is simulated; none is needed.",
     group="Dry run",
     default="",
     envvar="MEMPROF_DEVICE",
-    metavar="NAME",
-    help="With --dry-run: the GPU to simulate, such as h100-80g or rtx4090; none is needed.",
 )
 @option(
     "--strict",
@@ -181,7 +180,8 @@ def record(
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
     its first steps; the values it prints are placeholders, and it writes no checkpoint.
 
-    With --device, a dry run simulates a GPU that need not be present, on which torch behaves as on a real one.
+    With --device, which implies --dry-run, a GPU that need not be present is simulated, on which torch behaves as on a
+    real one.
 
     With --ranks, a dry run covers the ranks of a distributed job: of ranks that do the same, one is run.
 
@@ -190,16 +190,19 @@ def record(
     With a budget, from the plan or --budget, the highest recorded step is compared with it. --fail-over-budget is for
     CI: the exit status is then 4 if the job succeeded and that step is over the budget.
     """
+    has_device = bool(device) and _is_typed(ctx, "device")
+    if has_device and not dry_run and _is_typed(ctx, "dry_run"):
+        raise CannotStartError(f"--device {device} is the GPU that a dry run simulates: leave out --no-dry-run.")
+    dry_run = dry_run or has_device
     if light and dry_run:
-        light, dry_run = _is_typed(ctx, "light"), _is_typed(ctx, "dry_run")  # these override settings
+        light, dry_run = _is_typed(ctx, "light"), has_device or _is_typed(ctx, "dry_run")  # these override settings
         if light == dry_run:
             raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
     if light:
         _refuse_window(ctx)
-    if device:
-        device = _checked_device(ctx, device, dry_run=dry_run)
+    device = _checked_device(device) if dry_run and device else ""  # a project's is for its dry runs
     if strict and not device and _is_typed(ctx, "strict"):
-        raise CannotStartError("--strict is about a full GPU: name the one to simulate, --dry-run --device rtx4090.")
+        raise CannotStartError("--strict is about a full GPU: name the one to simulate, --device rtx4090.")
     if expert_load is not None and not dry_run and _is_typed(ctx, "expert_load"):
         raise CannotStartError("--expert-load is for dry runs, which compute no routing: add --dry-run.")
     if values_from is not None and not dry_run and _is_typed(ctx, "values_from"):
@@ -308,19 +311,12 @@ def _given(ctx: click.Context, name: str, default: int) -> int:
     return value
 
 
-def _checked_device(ctx: click.Context, name: str, *, dry_run: bool) -> str:
-    """Returns the device of a dry run; "" if there is none and the device is a project setting.
+def _checked_device(name: str) -> str:
+    """Returns the name of a device that a dry run can simulate.
 
     Raises:
-        CannotStartError: The job would run for real, or the device is unknown.
+        CannotStartError: It is unknown.
     """
-    if not dry_run:
-        if _is_typed(ctx, "device"):
-            raise CannotStartError(
-                f"--device {name} is the GPU that a dry run simulates: add --dry-run, or leave it out to use the "
-                "job's own."
-            )
-        return ""
     try:
         find_card(name)
     except UsageError as error:

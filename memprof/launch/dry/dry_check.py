@@ -158,8 +158,8 @@ class DryChecks:
             say: Called with a sentence on each next action.
 
         Returns:
-            The last search result, with the confirmed plan among its plans, and the checked plans, in order; none if
-            the job already fits.
+            The last search result, with the confirmed plan among its plans and without those that exceeded the budget,
+            and the checked plans, in order; none if the job already fits.
         """
         latest = found
 
@@ -180,7 +180,7 @@ class DryChecks:
             result = outcome.checked(one.plan, one, request)
             checked.append(result)
             if result.fits:
-                return latest.with_plan(one), tuple(checked)
+                return latest.with_dry_runs(checked, one), tuple(checked)
             if self._was_interrupted or max(runs, len(checked) - runs) == most:
                 break
             if outcome.peak_bytes is None:
@@ -188,7 +188,7 @@ class DryChecks:
             else:
                 queue.note_above(one, request.budget_bytes + result.excess_bytes, is_reserved=result.is_reserved)
             one = queue.next()
-        return latest, tuple(checked)
+        return latest.with_dry_runs(checked), tuple(checked)
 
     def _run(self, requests: Sequence[DryRequest], say: Callable[[str], None]) -> Sequence[DryOutcome]:
         """Dry-runs the job under plans, unless an earlier dry run was interrupted."""

@@ -141,7 +141,9 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     shown = shlex.quote(str(result.path))
     command = f"memprof report {shown}"
     if fit is not None and not fit.fits:
-        command = f"memprof suggest {shown} --machine {shlex.quote(fit.machine)} --write plan.toml"
+        from memprof.analysis.plans.another_plan import unused_file
+
+        command = f"memprof suggest {shown} --device {shlex.quote(fit.machine)} --write {unused_file('plan', '.toml')}"
     is_empty = bool(unused) or not (has_operators or followed)
     growth = growth_notice(trace)
     then = (f"{command} --leaks",) if growth and fit is None else ()

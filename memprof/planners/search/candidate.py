@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -53,6 +55,11 @@ class Candidate:
     def plan(self) -> Plan:
         """The plan itself."""
         return Plan(self.policies)
+
+    @cached_property
+    def settings(self) -> int:
+        """How many settings its description names: policies, ranges of modules, and operators that are kept."""
+        return 1 + len(re.findall(r"[,(+]", self.plan.describe()))
 
     @property
     def numerics(self) -> str:

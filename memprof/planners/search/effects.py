@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -195,6 +195,30 @@ def changed_at_random(effects: Effects, chosen: Ints, draw: random.Random) -> In
         name = effects.modules[column]
         kept = {other for other in kept if are_apart([effects.modules[other]], [name])} | {column}
     return np.array(sorted(kept), dtype=np.int64)
+
+
+def shorter(effects: Effects, chosen: Ints) -> Iterator[Ints]:
+    """Yields columns that may take fewer settings than some chosen ones.
+
+    Like choices are given to consecutive layers; an option is replaced by one of its kind and modules with fewer
+    settings; and it is taken for all layers between its first and last, or for all that there are.
+    """
+    yield in_order(effects, chosen)
+    settings = [len(option.policies[0].describe()) for option in effects.options]
+    names = np.array(effects.modules, dtype=np.object_)
+    for option in np.unique(effects.option_of[chosen]).tolist():
+        columns = chosen[effects.option_of[chosen] == option]
+        rest, whole = np.setdiff1d(chosen, columns), effects.columns_of(option)
+        alike = [row for row, one in enumerate(effects.options) if one.family == effects.options[option].family]
+        for other in sorted(alike, key=settings.__getitem__):
+            if settings[other] < settings[option]:
+                same = effects.columns_of(other)
+                yield np.union1d(rest, same[np.isin(names[same], names[columns])])
+        numbers = [by_number(name) for name in names[columns]]
+        between = [column for column in whole if min(numbers) <= by_number(names[column]) <= max(numbers)]
+        for more in (np.array(between), whole):
+            taken = set(names[more])
+            yield np.union1d(more, [column for column in rest if are_apart([names[column]], taken)]).astype(np.int64)
 
 
 def in_order(effects: Effects, chosen: Ints) -> Ints:

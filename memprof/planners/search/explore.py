@@ -17,7 +17,7 @@ from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.request import ScheduleSummary, SearchRequest, SearchResult
 from memprof.planners.search.select import Selection
-from memprof.planners.search.workbench import ReservedBytes, Workbench, allowed_names, rank
+from memprof.planners.search.workbench import SAME_TIME, ReservedBytes, Workbench, allowed_names, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD, time_interval_of
@@ -170,6 +170,7 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     # A part of what is only estimated is not worth its search.
     selection.narrow_frames(frame for frame in frames if "rule" not in sources_of(frame, bench.dry_steps))
     selection.refine()
+    selection.shorten()
     return frames
 
 
@@ -224,14 +225,14 @@ def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candid
     """Returns the plans within budget and slowdown limit, fastest first.
 
     Before them comes one that takes no longer than the job does now and has fewer policies than the fastest, where
-    that may be slower, as far as the times of its policies are known. It is no slower than what comes first within
-    any smaller budget.
+    that may be slower, as far as the times of its policies are known; of those about as fast, the one of the fewest
+    settings. It is no slower than what comes first within any smaller budget.
     """
     slowest, recorded_us = float("inf"), bench.archive[()].step_time_us
     if search_request.most_slowdown is not None:
         slowest = recorded_us * (1 + search_request.most_slowdown)
     fits = [one for one in bench.fitting(search_request.budget_bytes) if one.step_time_us <= slowest]
-    needed, first, most_us = [bench.needed(one) for one in fits], 0, recorded_us
+    needed, first, most_us, last_us = [bench.needed(one) for one in fits], 0, recorded_us, float("inf")
     for budget_bytes in sorted(set(needed)):
         within = [place for place in range(len(fits)) if needed[place] <= budget_bytes]
         fastest = fits[within[0]]
@@ -239,7 +240,11 @@ def _fast_enough(bench: Workbench, search_request: SearchRequest) -> list[Candid
         most_us = min(most_us, 0.0 if bounds is None else bounds.most_us)
         simpler = (place for place in within if len(fits[place].policies) < len(fastest.policies))
         first = next((place for place in simpler if fits[place].step_time_us <= most_us), within[0])
-        most_us = min(recorded_us, fits[first].step_time_us)
+        last_us = min(last_us, SAME_TIME * fits[first].step_time_us)
+        about = (place for place in within if fits[place].step_time_us <= last_us)
+        first = min(about, key=lambda place: (fits[place].settings, place != first))
+        last_us = fits[first].step_time_us
+        most_us = min(recorded_us, last_us)
     return [*fits[first : first + 1], *fits[:first], *fits[first + 1 :]]
 
 

@@ -13,10 +13,10 @@ from itertools import islice
 import numpy as np
 
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.effects import Effects, changed_at_random, in_order
+from memprof.planners.search.effects import Effects, changed_at_random, in_order, shorter
 from memprof.planners.search.knapsack import Knapsack
 from memprof.planners.search.measure import live_at
-from memprof.planners.search.workbench import Workbench, rank
+from memprof.planners.search.workbench import SAME_TIME, Workbench, rank
 from memprof.policies.base import Policy
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import Floats, Ints
@@ -25,6 +25,8 @@ from memprof.trace.schema import Floats, Ints
 _MOST_ROUNDS = 6
 #: Single choices replaced by cheaper ones at the end, and the replacements tried for each.
 _MOST_IMPROVED, _MOST_TRIED = 8, 3
+#: Mixtures of fewer settings replayed in the end.
+_MOST_SHORTENED = 40
 #: Share of the budget by which bytes added up, or copies that wait for others, may be too high.
 _OFF = 0.25
 #: Share of the step time that a plan may take longer if it consists of fewer options, or has its choices in order.
@@ -128,6 +130,32 @@ class Mixture:
                 best, chosen = found, changed
         self._best = best, chosen
         return self._finished(best, chosen)
+
+    def shorten(self) -> None:
+        """Replays changes of the best mixture, and goes on from those of fewer settings that fit and are as fast."""
+        if self._best is None:
+            return
+        best, chosen = self._best
+        fewest, proposed = best.settings, self._shorter(chosen)
+        for _ in range(_MOST_SHORTENED):
+            if (changed := next(proposed, None)) is None:
+                break
+            found = self._try(changed)
+            if found is None or not self._fits(found) or found.settings >= fewest:
+                continue
+            if found.step_time_us <= best.step_time_us * SAME_TIME:
+                fewest, proposed = found.settings, self._shorter(changed)
+
+    def _shorter(self, chosen: Ints) -> Iterator[Ints]:
+        """Yields columns near some chosen ones: other options for their modules, layers in a row, fewer options."""
+        yield from shorter(self._effects, chosen)
+        option_of = self._effects.option_of
+        options = np.unique(option_of[chosen])
+        for option in options.tolist() if len(options) > 1 else ():
+            cost_us = np.where(np.isin(option_of, options[options != option]), self._cost_us, np.inf)
+            found = self._knapsack.choose(cost_us, self._live + self._margin - self._budget)
+            if found is not None:
+                yield found
 
     def _finished(self, found: Candidate, chosen: Ints) -> Candidate:
         """Returns a mixture with its choices in order and the best settings of its policies."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.request import SearchRequest, SearchResult
-from memprof.planners.search.workbench import rank
+from memprof.planners.search.workbench import rank, shortest
 from memprof.policies.base import Policy
 
 
@@ -94,9 +94,9 @@ class Shortlist:
             self._plans.setdefault(one.policies, one)
 
     def next(self) -> Candidate | None:
-        """Returns the fastest remaining plan; None if there is none."""
+        """Returns the shortest of the fastest remaining plans; None if there is none."""
         left = [one for one in self._plans.values() if self._may_fit(one)]
-        return min(left, key=rank, default=None)
+        return shortest(sorted(left, key=rank)) if left else None
 
     def note_verified(self, one: Candidate) -> None:
         """Records that a plan was measured to fit."""

@@ -125,6 +125,11 @@ class Selection:
             if found is not None:
                 self._searches.append((found, fastest))
 
+    def shorten(self) -> None:
+        """Tries plans of fewer settings that are about as fast as the best mixture."""
+        if self._searches:
+            min(self._searches, key=lambda one: rank(one[0]))[1].shorten()
+
     def narrow(self) -> None:
         """Finds the least part of what a policy of the fastest plan concerns, such as optimizer state, that is enough.
 

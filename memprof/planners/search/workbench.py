@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from memprof.errors import InvariantError, PolicyError
@@ -19,6 +19,8 @@ from memprof.trace.step import Step
 _MOST_STEPS = 64
 #: Share of the budget by which a plan may exceed it for its reserved bytes to be modelled: the next one learns from it.
 NEAR = 0.05
+#: A plan is about as fast as another if it takes no longer than this many times its step time: then the shorter wins.
+SAME_TIME = 1.01
 
 #: Returns the most bytes that a device's allocator reserves for a plan, in the fullest of the steps under it.
 ReservedBytes = Callable[[Plan, Step], int]
@@ -184,6 +186,12 @@ def rank(one: Candidate) -> tuple[float, int, int, tuple[int, str]]:
     """Sort key of plans: fastest first, then fewest policies, then smallest peak, then shortest description."""
     words = one.plan.describe()
     return round(one.step_time_us, 3), len(one.policies), one.peak_bytes, (len(words), words)
+
+
+def shortest(plans: Sequence[Candidate]) -> Candidate:
+    """Returns the plan of the fewest settings among those about as fast as the fastest; of equal ones the first."""
+    most_us = SAME_TIME * min(one.step_time_us for one in plans)
+    return min((one for one in plans if one.step_time_us <= most_us), key=lambda one: one.settings)
 
 
 def allowed_names(allow: tuple[str, ...], forbid: tuple[str, ...], default: tuple[str, ...]) -> set[str]:

@@ -6,7 +6,7 @@ was; that a call has ended and the next one has begun shows in a line further up
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -254,9 +254,12 @@ class _Tree:
             children[parent].append(module)
         kinds = [_kind(key) for key in self._key]
         names = [""] * len(kinds)
-        for parent in sorted(children):  # those around come first
-            for module, own in self._names(children[parent], kinds).items():
-                names[module] = f"{names[parent]}.{own}" if parent != NONE else own
+        own = {one: name for parent in sorted(children) for one, name in self._names(children[parent], kinds).items()}
+        count = Counter(own.values())
+        for module, name in own.items():  # those around come first
+            # A file and line need no name of what is around them.
+            is_known = (parent := self._parent[module]) == NONE or (" " in kinds[module] and count[name] == 1)
+            names[module] = name if is_known else f"{names[parent]}.{name}"
         return Modules.of(
             module_id=np.arange(len(kinds)),
             name=names,
@@ -285,7 +288,8 @@ class _Tree:
 
 
 def _kind(key: _Key) -> str:
-    """Returns the class of a module, by its source where that can be read; else its file's name, and the line."""
-    found = class_around(key.file, key.low, key.function)
-    stem = PureWindowsPath(key.file).stem.replace(".", "_") or "unknown"
-    return found or (stem if "torch/nn/modules/" in key.file.replace("\\", "/") else f"{stem}:{key.low}")
+    """Returns the class of a module, by its source where that can be read; else its file, line and function."""
+    found, path = class_around(key.file, key.low, key.function), PureWindowsPath(key.file)
+    if found or "torch/nn/modules/" in path.as_posix():
+        return found or path.stem.replace(".", "_")
+    return f"{path.name or 'unknown'}:{key.low} {key.function}"

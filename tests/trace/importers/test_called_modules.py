@@ -46,7 +46,7 @@ def layers(lines: int, count: int) -> list[Any]:
 def test_a_line_further_up_is_the_next_layer() -> None:
     """A layer whose line jumps back to its first is called again: it has an index, and so has each call."""
     found = modules_of(*layers(3, 2), stack("/job/net.py:21", f"{MODULE}/linear.py:134"))
-    assert names_of(found) == ["net:20.layer:3.0"] * 3 + ["net:20.layer:3.1"] * 3 + ["net:20.linear"]
+    assert names_of(found) == ["layer.py:3 forward.0"] * 3 + ["layer.py:3 forward.1"] * 3 + ["net.py:20 forward.linear"]
     assert found.calls.first_op_id.tolist() == [0, 0, 3, 6]
     assert found.calls.last_op_id.tolist() == [6, 2, 5, 6]
     assert found.calls.parent_call_id.tolist() == [-1, 0, 0, 0]
@@ -57,13 +57,13 @@ def test_a_loop_inside_forward_is_no_second_call() -> None:
     """A line that jumps back, but not to the first, is a loop of the module's own."""
     lines = [3, 4, 5, 4, 5]
     found = modules_of(*(stack("/job/net.py:20", f"/job/layer.py:{line}") for line in lines))
-    assert names_of(found) == ["net:20.layer:3"] * 5
+    assert names_of(found) == ["layer.py:3 forward"] * 5
 
 
 def test_lines_of_one_statement_run_in_any_order() -> None:
     """The arguments of a call that spans lines run before the line of the call itself."""
     found = modules_of(*(stack("/job/net.py:20", f"/job/layer.py:{line}") for line in [6, 5, 8, 6, 5, 8]))
-    assert names_of(found) == ["net:20.layer:5.0"] * 3 + ["net:20.layer:5.1"] * 3
+    assert names_of(found) == ["layer.py:5 forward.0"] * 3 + ["layer.py:5 forward.1"] * 3
 
 
 def test_one_line_that_repeats_is_several_layers() -> None:
@@ -72,7 +72,7 @@ def test_one_line_that_repeats_is_several_layers() -> None:
     rows = [stack("/job/net.py:20", "/job/mlp.py:7", line) for _ in range(3) for line in inside]
     found = modules_of(*rows)
     kinds = ["linear.0", "activation", "linear.1"]
-    assert names_of(found) == [f"net:20.mlp:7.{layer}.{kind}" for layer in range(3) for kind in kinds]
+    assert names_of(found) == [f"mlp.py:7 forward.{layer}.{kind}" for layer in range(3) for kind in kinds]
 
 
 def test_a_container_is_called_once_however_its_layers_repeat() -> None:
@@ -85,7 +85,7 @@ def test_a_container_is_called_once_however_its_layers_repeat() -> None:
 def test_two_modules_of_one_class_are_told_apart_by_the_lines_that_call_them() -> None:
     """Their names say which line of the module around calls them."""
     found = modules_of(*(stack(f"/job/net.py:{line}", f"{MODULE}/normalization.py:217") for line in (20, 22)))
-    assert names_of(found) == ["net:20.normalization@20", "net:20.normalization@22"]
+    assert names_of(found) == ["net.py:20 forward.normalization@20", "net.py:20 forward.normalization@22"]
 
 
 def test_a_second_batch_runs_the_same_modules_again() -> None:
@@ -107,7 +107,7 @@ def test_backward_runs_the_layers_again_last_first() -> None:
     assert found.calls.is_recompute.tolist() == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize(("function", "name"), [("forward", "Layer"), ("backward", "layer:4")])
+@pytest.mark.parametrize(("function", "name"), [("forward", "Layer"), ("backward", "layer.py:4 forward")])
 def test_the_class_is_read_off_the_source_where_it_is_the_one_that_ran(
     function: str, name: str, tmp_path: Path
 ) -> None:

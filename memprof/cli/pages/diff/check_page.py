@@ -76,7 +76,7 @@ def check(
         within = planned = None if is_summary(trace) else judge_planned(Trace.open(trace))
     if not fail and not warn and planned is None:
         raise UsageError(
-            f"nothing to compare {trace} with: name a second recording, or a bound such as --budget 40GiB, --machine "
+            f"nothing to compare {trace} with: name a second recording, or a bound such as --budget 40GiB, --device "
             "rtx3090 or --fail-on 'peak>40GiB'."
         )
     if skipped:
@@ -104,6 +104,8 @@ def check(
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
+    elif is_failed and is_summary(trace):
+        pass  # which no command reads but check and diff
     elif is_failed and all(verdict.gate.name == "growth" for _, verdict in verdicts if verdict.is_failed):
         print(printable(f"next: memprof report {shlex.quote(trace)} --leaks  which tensors stay, and what holds them"))
     elif is_failed:
@@ -158,7 +160,7 @@ def _lines(
 def _limit(budget: str | None, machine: str | None) -> str:
     """Returns the options with which `memprof suggest` searches below the limit that was exceeded."""
     if budget is None and machine is not None:
-        return f"--machine {shlex.quote(machine)}"
+        return f"--device {shlex.quote(machine)}"
     return f"--budget {shlex.quote(budget or '80%')}"
 
 

@@ -48,10 +48,10 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
         page.add("")
         page.say(f"passed: {', '.join(passed)}", "green")
     base, head = map(shlex.quote, names)
-    if any(name.endswith(".json") for name in names):
-        page.add_next((f"memprof report {head}", "what fills it now"))
-    else:
+    if not any(name.endswith(".json") for name in names):
         page.add_next((f"memprof dashboard {base} {head}", "compare both in a browser"))
+    elif not names[1].endswith(".json"):
+        page.add_next((f"memprof report {head}", "what fills it now"))
 
 
 def _explain(page: Page, found: Diff) -> None:

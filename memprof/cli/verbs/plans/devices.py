@@ -15,7 +15,7 @@ from memprof.trace.files.place import find_place, refuse_existing
     epilog="""\b
 Examples:
   memprof devices run.memprof --budget 8GiB
-  memprof devices run.memprof --machine rtx3090 --write plan.toml"""
+  memprof devices run.memprof --device rtx3090 --write plan.toml"""
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @budget_options
@@ -61,7 +61,7 @@ def devices(
     communicator = NCCL.most_bytes if machine is not None and budget is None else 0
     return show_devices(
         basis,
-        str(opened.path),
+        opened,
         partial(budget_of, room=room_of(opened)),
         communicator,
         device,

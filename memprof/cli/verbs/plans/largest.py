@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   memprof largest run.memprof --budget 8GiB
-  memprof largest batch8.memprof --also batch16.memprof --machine rtx3090 --write plan.toml
+  memprof largest batch8.memprof --also batch16.memprof --device rtx3090 --write plan.toml
   memprof largest length256.memprof --also length512.memprof --sequence --budget 8GiB""",
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
@@ -66,6 +66,7 @@ def largest(
         raise UsageError("--sequence needs the job recorded at two lengths: add the other recording with --also TRACE.")
     from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of
+    from memprof.analysis.plans.predict import words_for_record
     from memprof.cli.pages.largest_page import show_largest
     from memprof.cli.verbs.plans.dry_runs import describe_estimate, dry_run_plan
     from memprof.machines.catalogue import find_machine
@@ -91,6 +92,7 @@ def largest(
     return show_largest(
         bases,
         str(opened[0].path),
+        words_for_record(opened[0].manifest),
         partial(search_request, room=room_of(opened[0])),
         "sequence" if sequence else "batch",
         written,

@@ -133,7 +133,7 @@ def suggest_plans(opened: Trace, search_request: MakeSearchRequest, given: Sugge
     compile_runs, check = given.compile_runs, given.check
     if compile_runs is not None and elsewhere is not None:
         raise UsageError(
-            "--compile dry-runs the job on the device that it was recorded on: leave out --machine, or record a dry "
+            "--compile dry-runs the job on the device that it was recorded on: leave out --device, or record a dry "
             f"run there (memprof record --dry-run --device {elsewhere.name})."
         )
     basis = given.size.basis(basis_of(opened, given.step_number, machine), opened, machine, given.step_number)

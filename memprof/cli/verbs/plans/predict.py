@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.options.command_classes import GroupedCommand, option
+from memprof.cli.options.command_classes import GroupedCommand, device_option, option
 from memprof.cli.options.plan_options import RequestedSize, chosen_plan, plan_options, size_options
 from memprof.cli.options.shared_options import json_option, no_run_option, write_option
 from memprof.errors import UsageError
@@ -49,12 +49,7 @@ Examples:
     metavar="N",
     help="Start from this step.",
 )
-@option(
-    "--machine",
-    group="Budget and device",
-    metavar="NAME",
-    help="Give times on this device, such as rtx3090 or a100-80g.",
-)
+@device_option("machine", "Give times on this device, such as rtx3090 or a100-80g.", group="Budget and device")
 @size_options
 @option("--rank", group="Recorded steps", type=click.IntRange(min=0), metavar="N", help="Start from this rank.")
 @no_run_option

@@ -21,7 +21,7 @@ Examples:
   memprof suggest run.memprof --budget 8GiB --check
   memprof suggest small.memprof --budget 24GiB --at-batch 64
   memprof suggest mixed.memprof --budget 24GiB --at-length 512
-  memprof suggest run.memprof --machine h100-80g --devices 8
+  memprof suggest run.memprof --device h100-80g --devices 8
   memprof suggest run.memprof --compare-planners""",
 )
 @suggest_options
