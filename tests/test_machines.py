@@ -148,13 +148,15 @@ def test_a_machine_like_another_has_its_chip_and_what_it_states() -> None:
 
 
 def test_beginning_of_one_name_is_enough() -> None:
-    """What only one machine begins with is that machine."""
-    assert find_machine("mi300").name == "MI300X"
+    """What only one machine begins with is that machine; letters of a chip cannot be left out: there is an MI300A, too."""
+    assert find_machine("m1 max").name == "Apple M1 Max 32GB"
+    with pytest.raises(UsageError, match="did you mean MI300X"):
+        find_machine("mi300")
 
 
 def test_unknown_machine_is_one_sentence_with_a_way_out() -> None:
     """A name close to no machine's is refused with exit code 2, and the message offers a size instead."""
-    with pytest.raises(UsageError, match=r"^unknown device 'abacus': give a size such as 24GiB") as caught:
+    with pytest.raises(UsageError, match=r"^unknown device 'abacus': give --budget 24GiB") as caught:
         find_machine("abacus")
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)

@@ -167,9 +167,11 @@ def _register(app: Dash, workspace: Workspace) -> None:
         return _panel(workspace, view_of(place))
 
     @app.callback(
-        [Output(f"tab-{name}", what) for what in ("title", "className") for name in PAGES], Input(ids.PLACE, "data")
+        [Output(f"tab-{name}", what) for what in ("title", "className") for name in PAGES],
+        Input(ids.PLACE, "data"),
+        Input(ids.TICK, "data"),  # a recording that grows gets content
     )
-    def dim_empty(place: Any) -> Any:
+    def dim_empty(place: Any, _: Any) -> Any:
         view = View.from_json(place)
         try:
             reasons = empty_pages(workspace, view) if place is not None else {}

@@ -100,7 +100,7 @@ class LazyVerbs(click.Group):
         """Finds the verb; for an unknown one, suggests the nearest match."""
         if args and args[0] in FORMER:
             if not ctx.resilient_parsing:  # completion
-                notify(f"{args[0]} is now memprof {FORMER[args[0]]}; the old name goes in the next release")
+                notify(f"{args[0]} is now memprof {FORMER[args[0]]}; the old name is deprecated")
             args = _words_today(args[0], args[1:])
         # click looks for near matches in this table, which it would otherwise fill by importing every command.
         self.commands = dict.fromkeys(VERBS, self)

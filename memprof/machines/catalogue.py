@@ -40,7 +40,7 @@ _FIRST_BF16 = 8.0
 _MAKERS = re.compile(r"apple|nvidia|amd|intel|huawei|ascend|geforce|rtx|tesla|quadro|instinct|radeon|\brx|graphics")
 
 #: What a name may leave out: the rest tells devices of one chip apart.
-_REST = re.compile(r"x?(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?")
+_REST = re.compile(r"(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?")
 
 #: What of a machine is not that of another with the same chip.
 _OWN = {"like", "aliases", "note", "usable_gib"}
@@ -147,14 +147,15 @@ def find_machine(name: str) -> Accelerator:
         raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
     # A slip changes neither the letters of a family nor the first digit of a generation.
     family = _family(key)
-    longer = [known for known in keys if key and known.startswith(key)]
-    alike = longer or [known for known in keys if _family(known) == family]
+    related = [known for known in keys if _family(known) == family]
+    longer = [known for known in related if key and known.startswith(key)]
+    alike = longer or related
     near = difflib.get_close_matches(key, alike, n=4, cutoff=0.3 if longer else 0.6)
     if near:
         names = list(dict.fromkeys(keys[each].name for each in near))
         raise UsageError(f"unknown device {name!r}; did you mean {_listed(names)}?")
     known_names = ", ".join(machine.name for machine in accelerators())
-    raise UsageError(f"unknown device {name!r}: give a size such as 24GiB instead, or one of {known_names}.")
+    raise UsageError(f"unknown device {name!r}: give --budget 24GiB instead, or one of {known_names}.")
 
 
 def machine_of_device(device_name: str) -> Accelerator | None:

@@ -89,7 +89,7 @@ def test_a_former_verb_is_parsed_as_what_it_is_now(former: str, today: str, caps
     verb = former.split(maxsplit=1)[0]
     assert params(former) == params(today)
     said = capsys.readouterr().err
-    assert said == f"memprof: {verb} is now memprof {cli.FORMER[verb]}; the old name goes in the next release\n"
+    assert said == f"memprof: {verb} is now memprof {cli.FORMER[verb]}; the old name is deprecated\n"
     assert verb not in cli.VERBS
 
 

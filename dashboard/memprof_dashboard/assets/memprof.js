@@ -207,7 +207,7 @@
 
   // A name breaks behind its dots, slashes and underscores, not inside a word or a range of layers.
   function named(text) {
-    return text.split(/(?<=[./_])(?=[^\s\d./_])(?!py\b)/).flatMap((piece, place) => {
+    return text.replace(/([./_])(?=[^\s\d./_])(?!py\b)/g, "$1\n").split("\n").flatMap((piece, place) => {
       const whole = piece.includes("-") && !piece.includes(" ") ? build(["span", { className: "whole" }, [piece]]) : piece;
       return place ? [document.createElement("wbr"), whole] : [whole];
     });

@@ -37,7 +37,7 @@ def empty_pages(workspace: Workspace, view: View) -> dict[str, str]:
     if not len(rank.trace.table(Segments)):
         is_cpu = rank.trace.manifest.machine.device_kind == "cpu"
         reasons["segments"] = "no caching allocator on CPU" if is_cpu else "the allocator was not recorded"
-    if rank.leaks.growth.bytes_per_step is None:
+    if rank.leaks.growth.bytes_per_step is None and len(workspace.sources) < 3:  # of more, the series is shown
         reasons["leaks"] = "too few steps to tell whether memory grows"
     if len(workspace.sources) < 2:
         reasons |= dict.fromkeys(("diff", "allocations"), "needs two recordings")

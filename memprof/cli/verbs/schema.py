@@ -40,7 +40,7 @@ def schema(name: str | None) -> None:
     folder = files("memprof") / "schemas"
     names = sorted(path.name.removesuffix(".json") for path in folder.iterdir() if path.name.endswith(".json"))
     if name in _FORMER:
-        notify(f"schema {name} is now memprof schema {_FORMER[name]}; the old name goes in the next release")
+        notify(f"schema {name} is now memprof schema {_FORMER[name]}; the old name is deprecated")
         name = _FORMER[name]
     if name is None:
         print("\n".join(names))

@@ -96,7 +96,7 @@ class Tools:
         name, path = self._access.make("plan", ".toml")
         words = ["suggest", "--json", f"--write={path}", "--force"]
         words += [f"--budget={budget}"] if budget else []
-        words += [f"--machine={machine}"] if machine else []
+        words += [f"--device={machine}"] if machine else []
         words += [f"--allow={policy}" for policy in allow or ()]
         words += [f"--max-slowdown={max_slowdown}"] if max_slowdown else []
         return await self._answered(context, [*words, self._path(recording)], {"plan": (name, path)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -293,7 +294,11 @@ def metadata_text(value: Any) -> str:
     """Formats metadata: a text as it is, a dictionary as JSON, as torch does, without what is nested in it."""
     if type(value) is not dict:
         return text_of(value)
-    flat = {key: one for key, one in value.items() if type(key) is str and type(one) in (str, int, float, bool)}
+    flat = {
+        key: one
+        for key, one in value.items()
+        if type(key) is str and (type(one) in (str, int, bool) or (type(one) is float and math.isfinite(one)))
+    }
     return json.dumps(flat, separators=(",", ":"))
 
 

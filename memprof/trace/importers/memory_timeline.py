@@ -67,6 +67,10 @@ class _Pieces:
             left -= lost
 
 
+class _NoTimelineError(ValueError):
+    """A list that is no memory timeline; the message says why."""
+
+
 def read_timeline(path: Path, data: bytes) -> Profile:
     """Reads a memory timeline.
 
@@ -87,7 +91,8 @@ def read_timeline(path: Path, data: bytes) -> Profile:
     try:
         times_us, changes = _raw(loaded) if is_raw else _by_category(loaded)
     except (TypeError, ValueError, IndexError) as error:
-        raise BadInputError(f"{path} is JSON, but neither a profiler trace nor a memory timeline ({error}).") from None
+        why = f" ({error})" if isinstance(error, _NoTimelineError) else ""
+        raise BadInputError(f"{path} is JSON, but neither a profiler trace nor a memory timeline{why}.") from None
     if not changes:
         raise BadInputError(f"{path} is a memory timeline without any memory in it.")
     pieces = [_Pieces() for _ in _CATEGORIES]
@@ -120,7 +125,7 @@ def _by_category(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, i
     """Reads ``[times, sizes]``; each row of sizes starts with a zero."""
     times, rows = loaded
     if len(times) != len(rows):
-        raise ValueError("as many times as rows are needed")
+        raise _NoTimelineError("as many times as rows are needed")
     changes: list[tuple[int, int, int]] = []
     last = [0] * len(_CATEGORIES)
     for row, sizes in enumerate(rows):
@@ -141,7 +146,7 @@ def _raw(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, int]]]:
     for row, (time_ns, _, change, category) in enumerate(loaded):
         times.append(float(time_ns if time_ns >= 0 else first) / 1000)
         if not 0 <= _whole(category) < len(_CATEGORIES):
-            raise ValueError(f"category {category}")
+            raise _NoTimelineError(f"category {category}")
         if _whole(change):
             changes.append((row, category, change))
     return times, changes
@@ -149,7 +154,7 @@ def _raw(loaded: list[Any]) -> tuple[list[float], list[tuple[int, int, int]]]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or abs(value) >= 2**60:
-        raise ValueError("a byte count is not a whole number")
+        raise _NoTimelineError("a byte count is not a whole number")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,10 @@ def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> Text
     for life, block in enumerate(lives.block.tolist()):
         entry = next((one for one in (first[life], int(lives.free[life])) if one != NONE), NONE)
         address = int(blocks.address[block] if entry == NONE else entries.address[entry])
-        found = [entries.user_metadata[row] for row in about.get(address, ()) if first[life] < row < last[life]]
+        rows = about.get(address, [])  # ascending
+        found = [
+            entries.user_metadata[row] for row in rows[bisect_right(rows, first[life]) : bisect_left(rows, last[life])]
+        ]
         noted[life] = _BETWEEN.join(dict.fromkeys(text for text in (noted[life], *found) if text))
     return np.array(noted, dtype=object)
 

@@ -124,8 +124,15 @@ def _without_collector() -> Iterator[None]:
 def _from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
     if isinstance(loaded, list):
         loaded = {"segments": loaded}  # the result of torch.cuda.memory_snapshot(), saved as it is
-    if not isinstance(loaded, dict) or not loaded.keys() & {"segments", "device_traces", "host_segments"}:
-        raise BadInputError("it is a pickle, but has no segments and no device_traces: it is not a memory snapshot.")
+    if not isinstance(loaded, dict) or not loaded.keys() & {
+        "segments",
+        "device_traces",
+        "host_segments",
+        "host_traces",
+    }:
+        raise BadInputError(
+            "it is a pickle, but has no segments and no traces of a device or the host: it is not a memory snapshot."
+        )
     segments, traces = loaded.get("segments", []), loaded.get("device_traces", [])
     check_dicts(segments, "the segments")
     if not isinstance(traces, list) or len(traces) > _MOST_DEVICES:

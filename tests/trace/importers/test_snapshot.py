@@ -341,8 +341,8 @@ def test_unknown_keys_and_actions_are_no_obstacle(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "a number": (5, "no segments and no device_traces"),
-    "other keys": ({"state_dict": {}}, "no segments and no device_traces"),
+    "a number": (5, "no segments and no traces"),
+    "other keys": ({"state_dict": {}}, "no segments and no traces"),
     "nothing at all": (snapshot(), "held nothing and recorded nothing"),
     "segments that are a text": ({"segments": "x"}, "must be a list, not a text"),
     "segments of numbers": ({"segments": [1]}, "a number instead of a dict"),
