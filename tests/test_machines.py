@@ -148,7 +148,7 @@ def test_a_machine_like_another_has_its_chip_and_what_it_states() -> None:
 
 
 def test_beginning_of_one_name_is_enough() -> None:
-    """What only one machine begins with is that machine; letters of a chip cannot be left out: there is an MI300A, too."""
+    """What only one machine begins with is that machine; letters of a chip count: there is an MI300A, too."""
     assert find_machine("m1 max").name == "Apple M1 Max 32GB"
     with pytest.raises(UsageError, match="did you mean MI300X"):
         find_machine("mi300")

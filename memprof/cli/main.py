@@ -228,7 +228,7 @@ def _show(error: click.ClickException) -> None:
     if ctx is not None:
         click.echo(f"{ctx.get_usage()}\nTry '{ctx.command_path} {ctx.help_option_names[0]}' for help.\n", err=True)
     message = error.format_message()
-    notify(message[:1].lower() + message[1:])
+    notify(message if message[:2].isupper() else message[:1].lower() + message[1:])
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:

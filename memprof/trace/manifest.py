@@ -92,7 +92,7 @@ class Machine(_Json):
         short_types: Types shorter than float32 that oneDNN computes in on its CPU, by their torch names; in
             recordings of older versions, those of a CPU with AVX-512.
         has_amx: Whether oneDNN multiplies bfloat16 in AMX tiles on its CPU.
-        threads: Threads that share an operator of the job on the CPU; 1 in recordings of older versions.
+        threads: Threads that share an operator of the job on the CPU; 0 where unknown, as in older recordings.
     """
 
     device_name: str = ""
@@ -108,7 +108,7 @@ class Machine(_Json):
     speed: Speed = field(default_factory=Speed)
     short_types: tuple[str, ...] = ("bfloat16",)
     has_amx: bool = False
-    threads: int = 1
+    threads: int = 0
 
 
 @dataclass(frozen=True)

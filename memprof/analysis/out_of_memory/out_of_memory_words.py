@@ -68,6 +68,7 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest, size: str = ""
     from memprof.analysis.plans.another_plan import unused_file  # most reports need no predictions
     from memprof.analysis.plans.predict import words_for_record
 
+    limit = f"--budget {size}" if size else ""
     size = size or ("80%" if found.room_bytes is None else format_bytes(found.room_bytes).replace(" ", ""))
     suggest, plan = f"memprof suggest {shlex.quote(trace)}", unused_file("plan", ".toml")
     job = words_for_record(manifest)
@@ -81,7 +82,7 @@ def next_steps(found: PostMortem, trace: str, manifest: Manifest, size: str = ""
         return [(f"memprof fit --budget {size} {job}", "runs the job until a plan is measured to fit")]
     return [
         (whole, "a whole step on the simulated device, which does not run out"),
-        (f"memprof suggest whole.memprof --device {device} --write {plan}", "plans that make it fit"),
+        (f"memprof suggest whole.memprof {limit or f'--device {device}'} --write {plan}", "plans that make it fit"),
     ]
 
 

@@ -190,14 +190,17 @@ def record(
     With a budget, from the plan or --budget, the highest recorded step is compared with it. --fail-over-budget is for
     CI: the exit status is then 4 if the job succeeded and that step is over the budget.
     """
-    has_device = bool(device) and _is_typed(ctx, "device")
+    # A variable or a project's setting names the device of dry runs; it makes none of a training.
+    has_device = bool(device) and ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE
     if has_device and not dry_run and _is_typed(ctx, "dry_run"):
         raise CannotStartError(f"--device {device} is the GPU that a dry run simulates: leave out --no-dry-run.")
     dry_run = dry_run or has_device
     if light and dry_run:
         light, dry_run = _is_typed(ctx, "light"), has_device or _is_typed(ctx, "dry_run")  # these override settings
         if light == dry_run:
-            raise CannotStartError("--light follows a whole run, and --dry-run ends after some steps: leave one out.")
+            raise CannotStartError(
+                "--light follows a whole run, and a dry run (--dry-run, --device) ends after some steps: leave one out."
+            )
     if light:
         _refuse_window(ctx)
     device = _checked_device(device) if dry_run and device else ""  # a project's is for its dry runs

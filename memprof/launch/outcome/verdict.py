@@ -168,7 +168,7 @@ def _with_post_mortem(verdict: Verdict, trace: Trace, found: PostMortem) -> Verd
     if found.is_caught or is_light(trace):
         return explained
     commands = [command for command, _ in next_steps(found, str(trace.path), trace.manifest)]
-    return replace(explained, next_command=commands[0], then=tuple(commands[1:]))
+    return replace(explained, next_command=commands[0], then=(*commands[1:], *verdict.then))
 
 
 def describe_missed(plan: Plan, applied: set[int]) -> list[str]:

@@ -105,7 +105,7 @@ def check(
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
     elif is_failed and is_summary(trace):
-        pass  # which no command reads but check and diff
+        pass  # which no command reads but diff
     elif is_failed and all(verdict.gate.name == "growth" for _, verdict in verdicts if verdict.is_failed):
         print(printable(f"next: memprof report {shlex.quote(trace)} --leaks  which tensors stay, and what holds them"))
     elif is_failed:
