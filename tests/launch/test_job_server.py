@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return job
 
 
+@pytest.mark.cold
 def test_a_job_has_as_many_threads_as_when_it_was_recorded(tmp_path: Path) -> None:
     """Though this shell has one: what kernels of the CPU allocate depends on them."""
     recording = tmp_path / "two.memprof"
