@@ -216,10 +216,16 @@ def test_growth_of_a_window_that_did_not_go_on_is_none() -> None:
     assert isinstance(ops, Ops)
     assert isinstance(storages, Storages)
     window = _held(step=[3], tensors=[4], total_bytes=[4 * KEPT], storage_id=[int(storages.storage_id[0])])
-    for sizes, growth in (([5, 6, 5], 0), ([5, 12, 30], KEPT), ([5, 12, 2], KEPT)):
+    for sizes, counts, growth in (
+        ([5, 6, 5], [5, 6, 5], 0),
+        ([5, 12, 30], [5, 12, 30], KEPT),
+        ([5, 12, 2], [5, 12, 2], KEPT),
+        ([67, 34, 64], [8, 15, 25], KEPT),  # a large batch is alive at the first statement alone
+        ([5, 12, 30], [5, 6, 5], KEPT),
+    ):
         totals = [KEPT * size for size in sizes]
         later = _held(
-            step=[7, 14, 24], tensors=sizes, total_bytes=totals, shape=[""] * 3, dtype=[""] * 3, chain=[""] * 3
+            step=[7, 14, 24], tensors=counts, total_bytes=totals, shape=[""] * 3, dtype=[""] * 3, chain=[""] * 3
         )
         trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, Holders.joined([window, later]))
         assert find_leaks(trace).growth.bytes_per_step == growth
