@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
+from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
+from memprof.trace.files.spool import read_spool
 from memprof.trace.schema import Steps
 from tests.recorder.recorded import record_script
 
@@ -45,6 +48,24 @@ def test_three_plain_steps_are_clocked(tmp_path: Path) -> None:
         assert list(steps.kind) == ["warm_up", "warm_up", "recorded", "recorded", "recorded", "timed", *["plain"] * 3]
         assert steps.is_complete.all()
         assert (steps.duration_us > 0).all()
+
+
+def test_the_search_for_growth_is_in_no_clocked_step(tmp_path: Path) -> None:
+    """What became more is looked for after such a step's time was taken."""
+    gc.collect()
+    recorder = Recorder(tmp_path / "process-1", Window(skip=0, steps=3, goes_on=True))
+    recorder.install()
+    try:
+        exec(JOB, {})
+    finally:
+        recorder.finish("the job ended")
+    assert not recorder.failure
+    records = read_spool(tmp_path / "process-1").records
+    stated = {one["step"]: one["time_ns"] for found in records["holders"] for one in found if not one["dtype"]}
+    ends = {one["step"]: one["end_ns"] for one in records["steps"] if one["kind"] == "plain"}
+    both = set(stated) & set(ends)
+    assert both
+    assert all(stated[step] > ends[step] for step in both)
 
 
 def kinds(steps: Steps) -> list[str]:
