@@ -273,3 +273,13 @@ def test_a_batch_that_grows_is_no_leak_of_a_whole_run() -> None:
     steady = _held(step=[40, 40], tensors=[1, 1], total_bytes=[4096, 4352], made_step=[28, 29], made_stack_id=[1, 1])
     assert _run(ends, inputs, steady).growth.bytes_per_step == 4224
     assert (_run(ends, [64] * 60, _held(step=[8], tensors=[2], total_bytes=[8])).growth.bytes_per_step or 0) > 0
+
+
+def test_a_rise_beyond_that_of_the_inputs_is_undecided() -> None:
+    """Inputs that grow by a fifth do not explain that memory doubles; what they do explain is no growth."""
+    inputs = [640 + 2 * step for step in range(60)]
+    nothing = _held(step=[8], tensors=[2], total_bytes=[8])
+    doubled = _run([10 * KEPT + KEPT // 6 * step for step in range(60)], inputs, nothing)
+    assert doubled.growth.bytes_per_step is None
+    assert "by a larger share than the models' inputs" in describe_growth(doubled.growth)
+    assert _run([KEPT * size for size in inputs], inputs, nothing).growth.bytes_per_step == 0

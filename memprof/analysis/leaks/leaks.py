@@ -63,10 +63,12 @@ def find_leaks(trace: Trace) -> LeakReport:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
         total = sum(leak.bytes_per_step for leak in leaks)
         if run.follows_inputs and not total:
-            return LeakReport(replace(run, bytes_per_step=0, why_unknown=""), ())
+            is_unknown = bool(run.bytes_per_step and run.why_unknown)
+            rate, why = (None, run.why_unknown) if is_unknown else (0, "")
+            return LeakReport(replace(run, bytes_per_step=rate, why_unknown=why), ())
         growth = run.bytes_per_step or 0
         if growth and (run.follows_inputs or abs(total - growth) <= _NEAR * growth):
-            run = replace(run, bytes_per_step=total)  # the floor of the run is only near
+            run = replace(run, bytes_per_step=total, why_unknown="")  # the floor of the run is only near
         return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
