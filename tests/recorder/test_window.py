@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memprof.recorder.memory import kept
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import read_spool
@@ -50,22 +53,41 @@ def test_three_plain_steps_are_clocked(tmp_path: Path) -> None:
         assert (steps.duration_us > 0).all()
 
 
-def test_the_search_for_growth_is_in_no_clocked_step(tmp_path: Path) -> None:
-    """What became more is looked for after such a step's time was taken."""
+def recorded_until(folder: Path, job: str, before_end: Callable[[], None]) -> dict[str, list[Any]]:
+    """Returns the records of a job whose window of three steps is over as it ends."""
     gc.collect()
-    recorder = Recorder(tmp_path / "process-1", Window(skip=0, steps=3, goes_on=True))
+    recorder = Recorder(folder, Window(skip=0, steps=3, goes_on=True))
     recorder.install()
+    names: dict[str, Any] = {}
     try:
-        exec(JOB, {})
+        exec(job, names)
+        before_end()
     finally:
         recorder.finish("the job ended")
     assert not recorder.failure
-    records = read_spool(tmp_path / "process-1").records
+    return read_spool(folder).records
+
+
+def test_the_search_for_growth_is_in_no_clocked_step(tmp_path: Path) -> None:
+    """What became more is looked for after such a step's time was taken."""
+    records = recorded_until(tmp_path / "process-1", JOB, lambda: None)
     stated = {one["step"]: one["time_ns"] for found in records["holders"] for one in found if not one["dtype"]}
     ends = {one["step"]: one["end_ns"] for one in records["steps"] if one["kind"] == "plain"}
     both = set(stated) & set(ends)
     assert both
     assert all(stated[step] > ends[step] for step in both)
+
+
+@pytest.mark.parametrize("is_spent", [False, True])
+def test_a_job_does_not_wait_at_its_end_for_a_search_without_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_spent: bool
+) -> None:
+    """Once statements have had their share of the run, the last one is the sum of all tensors alone."""
+    job = "kept = []\n" + JOB.replace("    model(", "    kept.append(torch.ones(77))\n    model(")
+    spent = -1e9 if is_spent else 1e9
+    records = recorded_until(tmp_path / "process-1", job, lambda: monkeypatch.setattr(kept, "_ALLOWANCE_S", spent))
+    assert ["77" in {one["shape"] for one in found} for found in records["holders"]][-1] is not is_spent
+    assert not records["holders"][-1][0]["dtype"]
 
 
 def kinds(steps: Steps) -> list[str]:
