@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memprof.analysis.leaks.growth import describe_growth, growth_of_run, rhythm
+from memprof.analysis.leaks.held import Held
 from memprof.analysis.leaks.leak import describe_leak
 from memprof.analysis.leaks.leaks import LeakReport, find_leaks, growth_notice
 from memprof.cli.main import main
@@ -283,3 +284,21 @@ def test_a_rise_beyond_that_of_the_inputs_is_undecided() -> None:
     assert doubled.growth.bytes_per_step is None
     assert "by a larger share than the models' inputs" in describe_growth(doubled.growth)
     assert _run([KEPT * size for size in inputs], inputs, nothing).growth.bytes_per_step == 0
+
+
+def _history(sizes: Sequence[int]) -> LeakReport:
+    """Returns what grows where each step makes a tensor of these bytes from the one before, at one line."""
+    ops = [
+        [Op("aten.cat.default", makes=[f"h{n}"], reads=reads, frees=reads, stack="/job/train.py:7:main")]
+        for n, reads in enumerate([[], *([f"h{n}"] for n in range(len(sizes) - 1))])
+    ]
+    return find_leaks(make_trace(ops, [Storage(f"h{n}", size) for n, size in enumerate(sizes)]))
+
+
+def test_origins_are_followed_only_of_what_becomes_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is joined anew from the one before grows; of those of one size, nothing is looked up."""
+    (leak,) = _history([KEPT * n for n in range(1, 7)]).leaks
+    assert (leak.bytes_per_step, leak.every_steps, leak.kept_bytes) == (KEPT, 1, 6 * KEPT)
+    monkeypatch.setattr(Held, "origins_of", lambda self, storage_id: pytest.fail("followed"))
+    for sizes in ([KEPT] * 6, [KEPT * n for n in (1, 2, 3, 4, 5, 4)]):
+        assert _history(sizes).growth.bytes_per_step == 0
