@@ -152,8 +152,8 @@ class KeptTensors:
         Args:
             step: The step that has just ended.
             survivors: Storages whose lines are known, which are written too.
-            is_bounded: Follow references no longer than statements over a whole run may still take; only the sum of all
-                tensors is written if they may not.
+            is_bounded: References are followed no longer than statements over a whole run may still take; without such
+                time, the counts are written without holders.
 
         Returns:
             Whether there are more tensors of any kind than at the count before, or survivors.
@@ -225,7 +225,6 @@ class KeptTensors:
         totals = [] if self._has_addresses else [{**common, **total, **_described(("", "", "", False), _NO_HOLDER)}]
         if earliest is None:
             self._first = self._counts
-        if earliest is None or (limit is not None and limit <= 0):
             return totals
         grown = [kind for kind, alike in kinds.items() if len(alike) - earliest.get(kind, 0) >= _LEAST_GROWTH]
         self.grown = frozenset(
@@ -276,7 +275,9 @@ class KeptTensors:
             seen_as,
         )
         followed = [*tensors, *roots, *seen_as]
-        held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
+        held = [_NO_HOLDER] * len(followed)
+        if limit > 0:
+            held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) :]):
             held[place] = held[place] if held[place].chain else other
         records: list[dict[str, Any]] = totals + [
