@@ -215,14 +215,13 @@ class Observation(ThreadObservation):
         self._step_start_ns = clock_ns()
 
     def end_resting(self, step: int) -> None:
-        """Ends a step after the window: states what has become more, if due, and writes the time of a clocked one."""
-        if self._can_grow and self._later.is_due(step):
+        """Ends a step after the window: writes the time of a clocked one, and states what has become more, if due."""
+        if self._is_clocked:
+            self._is_clocked = False
+            wait_for_device()
+            self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=not is_job_profiling())
+        if self._can_grow and self._later.is_due(step):  # after the clock was read: it takes time
             self._later.state(step)
-        if not self._is_clocked:
-            return
-        self._is_clocked = False
-        wait_for_device()
-        self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=not is_job_profiling())
 
     def record_again(self) -> None:
         """Resumes recording after `rest`, once the allocator's table is enabled again."""
@@ -260,7 +259,7 @@ class Observation(ThreadObservation):
         if self.watch is Watch.RECORDED:
             self._state_kept(step)
         elif self.watch is Watch.RESTING and self._later.has_counted:
-            self._later.state(step)
+            self._later.state(step, is_bounded=True)
         if is_last:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memprof.recorder.memory import kept
+from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
+from memprof.trace.files.spool import read_spool
 from memprof.trace.schema import Steps
 from tests.recorder.recorded import record_script
 
@@ -45,6 +51,46 @@ def test_three_plain_steps_are_clocked(tmp_path: Path) -> None:
         assert list(steps.kind) == ["warm_up", "warm_up", "recorded", "recorded", "recorded", "timed", *["plain"] * 3]
         assert steps.is_complete.all()
         assert (steps.duration_us > 0).all()
+
+
+def recorded_until(folder: Path, job: str, before_end: Callable[[], None]) -> dict[str, list[Any]]:
+    """Returns the records of a job whose window of three steps is over as it ends."""
+    gc.collect()
+    recorder = Recorder(folder, Window(skip=0, steps=3, goes_on=True))
+    recorder.install()
+    names: dict[str, Any] = {}
+    try:
+        exec(job, names)
+        before_end()
+    finally:
+        recorder.finish("the job ended")
+    assert not recorder.failure
+    return read_spool(folder).records
+
+
+def test_the_search_for_growth_is_in_no_clocked_step(tmp_path: Path) -> None:
+    """What became more is looked for after such a step's time was taken."""
+    records = recorded_until(tmp_path / "process-1", JOB, lambda: None)
+    stated = {one["step"]: one["time_ns"] for found in records["holders"] for one in found if not one["dtype"]}
+    ends = {one["step"]: one["end_ns"] for one in records["steps"] if one["kind"] == "plain"}
+    both = set(stated) & set(ends)
+    assert both
+    assert all(stated[step] > ends[step] for step in both)
+
+
+def test_a_job_does_not_wait_at_its_end_for_a_search_without_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once statements have had their share of the run, the last one has counts alone: no reference is followed."""
+
+    def spend() -> None:
+        monkeypatch.setattr(kept, "_ALLOWANCE_S", -1e9)
+        monkeypatch.setattr(kept, "find_holders", lambda *_, **__: pytest.fail("followed"))
+
+    job = "kept = []\n" + JOB.replace("    model(", "    kept.append(torch.ones(77))\n    model(")
+    last = recorded_until(tmp_path / "process-1", job, spend)["holders"][-1]
+    assert {one["tensors"] for one in last if one["shape"] == "77"} == {10}
+    assert not last[0]["dtype"]
 
 
 def kinds(steps: Steps) -> list[str]:

@@ -18,7 +18,8 @@ _LATER, _LEFT = 8, 0.25
 def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
     """Returns leaks without those that ended with the window, such as caches: all tensors later are hardly more.
 
-    What only a graph holds, no variable refers to: its bytes are not in these sums.
+    Both their number and their bytes have to tell that: of bytes alone, a batch may be larger at the first statement
+    than at all others. What only a graph holds, no variable refers to: it is not in these sums.
 
     Args:
         trace: The recording.
@@ -29,8 +30,12 @@ def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
     sums = holders.take((holders.step > last + 1) & (holders.dtype == "") & (holders.tensors > 0))
     held = [leak for leak in found if leak.held_by is not None and leak.held_by.chain and not leak.held_by.is_by_graph]
     steps = int(sums.step[-1] - sums.step[0]) if len(sums) else 0
-    rise = int(sums.total_bytes.max() - sums.total_bytes[0]) if steps else 0  # at the end, local variables are gone
-    if steps < _LATER or rise >= _LEFT * steps * sum(leak.bytes_per_step for leak in held):
+    if steps < _LATER:
+        return found
+    # The most of all, since at the end of the job local variables are gone.
+    rise, more = (int(column.max() - column[0]) for column in (sums.total_bytes, sums.tensors))
+    per_step = sum(leak.bytes_per_step * leak.tensors / max(leak.kept_bytes, 1) for leak in held)
+    if rise >= _LEFT * steps * sum(leak.bytes_per_step for leak in held) or more >= _LEFT * steps * per_step:
         return found
     return [leak for leak in found if leak not in held]
 
@@ -47,9 +52,10 @@ def grown_later(trace: Trace, last: int) -> list[Leak]:
     holders = holders.take(holders.dtype != "")
     leaks = []
     for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
-        rows = (holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.has_graph == kind[3])
-        all_counts = [holders.tensors[rows & (holders.step == step)].max(initial=0) for step in np.unique(holders.step)]
-        counts = np.trim_zeros(np.array(all_counts), "f")
+        alike = holders.take((holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.device == kind[2]))
+        alike = alike.take(alike.has_graph == kind[3])
+        # Only the kinds of most bytes are stated each time: steps without a row of this one tell nothing of it.
+        counts = np.array([alike.tensors[alike.step == step].max() for step in np.unique(alike.step)])
         is_ring = leak.held_by is not None and leak.held_by.kind == "ring"
         if counts[-1] > counts[0] and (np.diff(counts) >= 0).all() and not is_ring:
             leaks.append(replace(leak, every_steps=0))

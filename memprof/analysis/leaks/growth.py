@@ -26,6 +26,8 @@ _PARTS = 6
 _LEAST_SHARE = 0.25
 #: Inputs have grown if those of the last part are at least this multiple of those of the first.
 _LARGER = 1.1
+#: Larger inputs explain a rise of memory up to this multiple of their own share.
+_IN_PROPORTION = 1.25
 #: Growth per step below this comes from lists of numbers, not of tensors.
 LEAST_LEAK_BYTES = 1024
 #: Fewer rises than tell growth from a cache are noticed where they are above this share of the peak.
@@ -42,7 +44,7 @@ class Growth:
         last_step: Last one.
         how: ``storages``: from every allocation of consecutive steps; ``counts``: from the peaks of a whole run;
             ``""`` where unknown.
-        why_unknown: A sentence; "" where known.
+        why_unknown: A sentence; "" where known. Beside ``bytes_per_step``, it holds unless lines make it up.
         follows_inputs: The inputs of the models grew as well: only tensors that stay tell growth from larger steps.
     """
 
@@ -201,19 +203,28 @@ def growth_of_run(peaks: StepPeaks) -> Growth | None:
     has_ended = not len(rose) or rose[-1] < (third - 1 if len(rose) == 1 else len(rises) - third)
     larger = inputs[floors]
     is_larger = bool((np.diff(larger)[rose] > 0).all() and larger[-1] > _LARGER * larger[0])
+    # With all of it in proportion to the inputs, memory rises by the share that they do.
+    share = float(larger[-1] - larger[0]) / max(int(larger[0]), 1)
+    is_explained = is_larger and whole <= _IN_PROPORTION * share * float(sizes[floors[0]])
     if len(rose) in range(1, LEAST_STEPS) and not has_ended and (rises >= 0).all() and whole > _NOTICED * sizes[0]:
         why = (
             f"memory rose by {format_bytes(whole)} in steps {first} to {last}, too seldom to tell growth from a "
             "cache that fills up. Record a longer run."
         )
-        return Growth(None, first, last, "counts", why, is_larger)
+        return Growth(None, first, last, "counts", why, is_explained)
     rates = rises / spans
     if has_ended or len(rose) < LEAST_STEPS or (rises < 0).any() or rates[rose[-1]] < _LEAST_SHARE * rates.max():
         return Growth(0, first, last, "counts")
     floor = np.minimum.accumulate(sizes[: floors[-1] + 1][::-1])[::-1]
     begins, *_, ends = np.flatnonzero(np.diff(floor) > 0) + 1  # from a rise to another: whole rhythms
     rate = (floor[ends] - floor[begins]) / int(steps[ends] - steps[begins])
-    return Growth(round(rate), first, last, "counts", follows_inputs=is_larger)
+    why = ""
+    if is_larger and not is_explained:
+        why = (
+            f"memory rose by {format_bytes(whole)} in steps {first} to {last}, and by a larger share than the models' "
+            "inputs, which rose too. Record the job with inputs of one size."
+        )
+    return Growth(round(rate), first, last, "counts", why, is_larger)
 
 
 @dataclass(frozen=True)

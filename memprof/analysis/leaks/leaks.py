@@ -63,10 +63,12 @@ def find_leaks(trace: Trace) -> LeakReport:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
         total = sum(leak.bytes_per_step for leak in leaks)
         if run.follows_inputs and not total:
-            return LeakReport(replace(run, bytes_per_step=0, why_unknown=""), ())
+            is_unknown = bool(run.bytes_per_step and run.why_unknown)
+            rate, why = (None, run.why_unknown) if is_unknown else (0, "")
+            return LeakReport(replace(run, bytes_per_step=rate, why_unknown=why), ())
         growth = run.bytes_per_step or 0
         if growth and (run.follows_inputs or abs(total - growth) <= _NEAR * growth):
-            run = replace(run, bytes_per_step=total)  # the floor of the run is only near
+            run = replace(run, bytes_per_step=total, why_unknown="")  # the floor of the run is only near
         return LeakReport(run, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step)))
     ends = find_step_ends(trace)
     count = 0 if ends is None else len(ends.steps)
@@ -214,13 +216,15 @@ def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int,
     """
     count, born, gone = len(ends.steps), ends.born, ends.gone
     latest = [max(own, key=lambda row: int(ends.storages.allocated_bytes[row])) for own in _by(born, rows)]
+    sizes = ends.storages.allocated_bytes[latest]
+    if len(latest) < 2 or gone[latest[-1]] < count or sizes[-1] <= sizes[-2]:
+        return None  # before origins are followed, which takes long
     chain = latest[-1:]
     for row in reversed(latest[:-1]):
         if row not in held.origins_of(chain[0]):
             break
         chain.insert(0, row)
-    sizes = ends.storages.allocated_bytes[chain]
-    if len(chain) < 2 or gone[chain[-1]] < count or not (rise := steady_rise(sizes)):
+    if len(chain) < 2 or not (rise := steady_rise(sizes[-len(chain) :])):
         return None
     every = rhythm(born[chain].tolist(), count + 1)
     return None if every == 0 else (chain[-1], every or 0, rise // every if every else 0)

@@ -146,12 +146,14 @@ class KeptTensors:
         self._next_step = step + (0 if has_time else step // _RETRY)  # reading the thread's clock takes time, too
         return has_time
 
-    def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
+    def state(self, step: int, survivors: Sequence[Survivor] = (), *, is_bounded: bool = False) -> bool:
         """Counts, and writes what holds the tensors of which there are more than at the first count.
 
         Args:
             step: The step that has just ended.
             survivors: Storages whose lines are known, which are written too.
+            is_bounded: References are followed no longer than statements over a whole run may still take; without such
+                time, the counts are written without holders.
 
         Returns:
             Whether there are more tensors of any kind than at the count before, or survivors.
@@ -159,7 +161,7 @@ class KeptTensors:
         began = time.thread_time()
         self._next_step = step + max(_APART if self.has_counted else _SOON, step // 2)
         with torch._C.DisableTorchFunction(), untraced():
-            records = self._records(step, survivors)
+            records = self._records(step, survivors, self._seconds_left() if is_bounded else None)
         if records:
             self._log.record("holders", records)
         self._spent += time.thread_time() - began
@@ -213,7 +215,7 @@ class KeptTensors:
         """Returns the time that statements over a whole run may still take."""
         return _ALLOWANCE_S + _SHARE_OF_RUN * (time.thread_time() - self._began) - self._spent
 
-    def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
+    def _records(self, step: int, survivors: Sequence[Survivor], limit: float | None) -> list[dict[str, Any]]:
         views: dict[int, torch.Tensor] = {}
         kinds, earliest, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
@@ -256,7 +258,8 @@ class KeptTensors:
         kinds.clear()
         if not chosen and not survivors and not graphs:
             return totals
-        seconds = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
+        if limit is None:
+            limit = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
         ours = (
             chosen,
@@ -272,7 +275,9 @@ class KeptTensors:
             seen_as,
         )
         followed = [*tensors, *roots, *seen_as]
-        held = find_holders(followed, seconds=seconds, ignored=[*ours, ours])
+        held = [_NO_HOLDER] * len(followed)
+        if limit > 0:
+            held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) :]):
             held[place] = held[place] if held[place].chain else other
         records: list[dict[str, Any]] = totals + [
@@ -301,7 +306,7 @@ class KeptTensors:
                     }
                 )
         holders = dict(zip(examples, held[len(chosen) : len(chosen) + len(examples)], strict=True))
-        by_graph = _held_by_graphs([one for one in survivors if not _chain(holders, one)], computed, seconds)
+        by_graph = _held_by_graphs([one for one in survivors if not _chain(holders, one)], computed, limit)
         for survivor in survivors:
             has_graph = survivor.line in examples and examples[survivor.line][0][3]
             kind = (survivor.shape, f"torch.{survivor.dtype}", survivor.device, has_graph)

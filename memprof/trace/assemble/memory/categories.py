@@ -86,10 +86,9 @@ class Lifetimes:
             uses: Which operator uses which storage.
             ops: The operators.
         """
-        names = ops.name.astype(str)
         touched = [np.zeros(len(created_op), dtype=np.bool_) for _ in range(3)]
         for mask, chosen in zip(
-            touched, (ops.kind == "collective", names == _COPIES_OUT, names == _COPIES_IN), strict=True
+            touched, (ops.kind == "collective", ops.name == _COPIES_OUT, ops.name == _COPIES_IN), strict=True
         ):
             mask[uses.storage_id[chosen[uses.op_id]]] = True
         is_empty = are_among(ops.name, ALLOCATIONS | ZEROS) | (ops.kind == "collective")
@@ -127,9 +126,14 @@ def _outlives(created_op: Ints, freed_op: Ints, ops: Ops) -> Bools:
     created, freed = created_op[made], freed_op[made]
     gone = np.where(freed == NONE, int(ops.step.max(initial=0)) + 1, ops.step[freed])
     stays = gone > ops.step[created] + 1
-    names, name = np.unique(ops.name[created].astype(str), return_inverse=True)
-    line = np.where(ops.stack_id[created] == NONE, NONE, ops.stack_id[created] * len(names) + name)
-    is_alike = np.isin(line, line[stays & (line != NONE)])
+    # Of the others, no line is needed. Text of fixed width would take more memory than all else about storages.
+    is_wanted = (stays | (freed == NONE)) & (ops.stack_id[created] != NONE)
+    codes = {name: code for code, name in enumerate(dict.fromkeys(ops.name.tolist()))}
+    wanted = created[is_wanted]
+    code = np.fromiter((codes[name] for name in ops.name[wanted].tolist()), dtype=np.int64, count=len(wanted))
+    line = ops.stack_id[wanted] * len(codes) + code
+    is_alike = np.zeros(len(made), dtype=np.bool_)
+    is_alike[is_wanted] = np.isin(line, line[stays[is_wanted]])
     result = np.zeros(len(created_op), dtype=np.bool_)
     result[made] = stays | (is_alike & (freed == NONE))
     return result
