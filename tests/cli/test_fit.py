@@ -102,7 +102,7 @@ def test_mistakes_are_told_before_the_job_runs(capsys: pytest.CaptureFixture[str
     assert "unknown policy 'magic'" in refused(capsys, "--budget", "1GiB", "--allow", "magic", "train.py")
     assert "invalid slowdown" in refused(capsys, "--budget", "1GiB", "--max-slowdown", "-3", "train.py")
     assert "memprof fit train.py" in refused(capsys, "--budget", "1GiB")
-    assert "memprof fit -- ls" in refused(capsys, "--budget", "1GiB", "ls", status=127)
+    assert "memprof fit --budget 1GiB -- ls" in refused(capsys, "--budget", "1GiB", "ls", status=127)
     assert "exceeds the memory" in refused(capsys, "--budget", "80GiB", "--machine", "rtx3090", "train.py")
 
 

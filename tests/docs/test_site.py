@@ -54,7 +54,7 @@ def test_llms_txt_names_every_page(site: Path) -> None:
     linked = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.html)\): \S.+$", text, re.MULTILINE)
     assert len(linked) == text.count("\n- ")
     assert all((site / name).is_file() for name in linked)
-    assert {"history.html", "agents.html", "verbs/bisect.html", "changelog.html"} <= set(linked)
+    assert {"history.html", "agents.html", "verbs/demo.html", "changelog.html"} <= set(linked)
 
 
 def test_it_is_searched_from_files(site: Path) -> None:

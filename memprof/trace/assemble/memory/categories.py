@@ -95,6 +95,8 @@ class Lifetimes:
         is_result = (uses.role == "write") & (uses.op_id == created_op[uses.storage_id]) & ~is_empty[uses.op_id]
         is_computed = np.zeros(len(created_op), dtype=np.bool_)
         is_computed[uses.storage_id[is_result]] = True
+        is_tensor = np.zeros(len(created_op), dtype=np.bool_)
+        is_tensor[uses.storage_id] = True  # others are workspaces, which libraries keep
         reading = uses.take(uses.role != "write")
         return cls(
             created_op=created_op,
@@ -104,7 +106,7 @@ class Lifetimes:
             is_recompute=ops.is_recompute,
             is_exchanged=(touched[0] & ~is_computed) | touched[1],
             is_scattered=touched[2] & is_computed,
-            outlives=_outlives(created_op, freed_op, ops),
+            outlives=is_tensor & _outlives(created_op, freed_op, ops),
         )
 
     def used_by(self, is_wanted: Bools) -> Bools:
