@@ -37,11 +37,11 @@ TASKS = {
     ),
     "memory grows once an epoch": (
         ("record --light --quiet -o run.memprof leak.py", 0, ""),
-        ("report run.memprof --leaks", 0, "made at leak.py:8, held by `kept[9]` (list) in leak.py:5"),
+        ("report run.memprof --leaks", 0, "(list) in leak.py:5"),
     ),
-    "LoRA on 24 GB, before renting": (
-        ("record --device rtx4090 -o lora.memprof lora_job.py", 0, "RTX 4090: needs"),
-        ("suggest lora.memprof --device rtx4090 --allow checkpoint --no-run", 0, "Within "),
+    "LoRA on 16 GB, before renting": (
+        ("record --device t4 -o lora.memprof lora_job.py", 0, "T4: needs"),
+        ("suggest lora.memprof --device t4 --allow checkpoint --no-run", 0, "Within "),
     ),
     "a gate in CI": (
         ("export run.memprof --to summary -o memory.json", 0, "memory.json"),
