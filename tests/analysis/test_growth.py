@@ -238,6 +238,11 @@ def test_growth_of_a_window_that_did_not_go_on_is_none() -> None:
         )
         trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, Holders.joined([window, later]))
         assert find_leaks(trace).growth.bytes_per_step == growth
+        # The losses that a list keeps are more tensors, too: the statements on kinds tell one from the other.
+        losses = _held(step=[14, 24], tensors=[8, 18], total_bytes=[32, 72], chain=["losses[3]"] * 2, shape=[""] * 2)
+        joined = Holders.joined([trace.table(Holders), losses])
+        trace = _with({**tables, Ops: ops.replace(stack_id=ops.stack_id + 1)}, joined)
+        assert (find_leaks(trace).growth.bytes_per_step == KEPT) is (max(sizes) > sizes[0] + 5)
 
 
 def _run(ends: Sequence[int], inputs: Sequence[int], holders: Holders) -> LeakReport:

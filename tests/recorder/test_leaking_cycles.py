@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import torch
@@ -66,6 +67,22 @@ def test_a_cycle_is_named_by_the_type_of_one_of_its_objects() -> None:
     assert found[2].kind in ("local", "unknown")
     assert (found[3].kind, found[3].chain) == ("cycle", "Node.tensor")
     gc.collect()
+
+
+def test_a_search_keeps_nothing_alive() -> None:
+    """What its callers refer to goes with them, without a collection: a step's tensors may be large."""
+
+    def search() -> weakref.ref[torch.Tensor]:
+        tensor = torch.ones(8)
+        find_holders([torch.zeros(8)])
+        return weakref.ref(tensor)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert search()() is None
+    finally:
+        gc.enable()
 
 
 def test_an_output_in_its_own_context_is_in_a_cycle(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from memprof.trace.store import Trace
 
 #: Growth has ended if, over this many steps after the window, tensors became more by less than this share of it.
 _LATER, _LEFT = 8, 0.25
+#: Rows on kinds that one statement after the window has at most.
+_MOST_STATED = 12
 
 
 def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
@@ -34,9 +36,15 @@ def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
         return found
     # The most of all, since at the end of the job local variables are gone.
     rise, more = (int(column.max() - column[0]) for column in (sums.total_bytes, sums.tensors))
-    per_step = sum(leak.bytes_per_step * leak.tensors / max(leak.kept_bytes, 1) for leak in held)
-    if rise >= _LEFT * steps * sum(leak.bytes_per_step for leak in held) or more >= _LEFT * steps * per_step:
+    if rise >= _LEFT * steps * sum(leak.bytes_per_step for leak in held):
         return found
+    if more >= _LEFT * steps * sum(leak.bytes_per_step * leak.tensors / max(leak.kept_bytes, 1) for leak in held):
+        # Perhaps other tensors became more: statements on kinds, where there was room for all, tell which.
+        kinds = holders.take((holders.step > sums.step[0]) & (holders.dtype != "") & (holders.tensors > 0))
+        if not (kinds.chain != "").any() or np.unique(kinds.step, return_counts=True)[1].max() >= _MOST_STATED:
+            return found
+        stated = {text.partition("[")[0] for text in kinds.chain.tolist()} | set(kinds.shape.tolist())
+        held = [one for one in held if one.held_by and not stated & {one.shape, one.held_by.chain.partition("[")[0]}]
     return [leak for leak in found if leak not in held]
 
 

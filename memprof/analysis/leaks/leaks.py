@@ -63,8 +63,7 @@ def find_leaks(trace: Trace) -> LeakReport:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
         total = sum(leak.bytes_per_step for leak in leaks)
         if run.follows_inputs and not total:
-            is_unknown = bool(run.bytes_per_step and run.why_unknown)
-            rate, why = (None, run.why_unknown) if is_unknown else (0, "")
+            rate, why = (None, run.why_unknown) if run.bytes_per_step and run.why_unknown else (0, "")
             return LeakReport(replace(run, bytes_per_step=rate, why_unknown=why), ())
         growth = run.bytes_per_step or 0
         if growth and (run.follows_inputs or abs(total - growth) <= _NEAR * growth):

@@ -67,6 +67,7 @@ def running_frames() -> list[types.FrameType]:
             if owner not in ("memprof", "torch") and one.f_code.co_flags & 0x1:  # CO_OPTIMIZED: a function
                 frames.append(one)
             one = one.f_back
+    del frame  # this function's own: all that its callers refer to would live until a collection
     return frames
 
 
