@@ -162,7 +162,9 @@ def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
     assert late.warnings[-1] == "no plan was checked: no time is left for its dry run."
     sure = [one.policies for one in found.plans if one.interval.most_bytes <= request.budget_bytes]
     assert sure
-    assert [one.policies for one in late.plans] == sure
+    kept = [one.policies for one in late.plans]  # and the simplest, where the step's times make it worth a line
+    assert kept[0] == sure[0]
+    assert all(policies in kept for policies in sure)
 
 
 def test_without_check_nothing_is_said_of_it(capfd: pytest.CaptureFixture[str]) -> None:

@@ -189,7 +189,8 @@ def test_an_output_that_outlives_its_step_is_an_activation() -> None:
     )
     created = np.array([0, 3, 6, 1, 4, 7, 2])
     freed = np.array([NONE, NONE, NONE, 4, 8, NONE, NONE])
-    lifetimes = Lifetimes.of(created, freed, Uses.of(), ops)
+    uses = Uses.of(op_id=created, storage_id=range(len(created)), role=["write"] * len(created))
+    lifetimes = Lifetimes.of(created, freed, uses, ops)
     nothing = np.empty(0, dtype=np.int64)
     found = categorize(Facts(nothing, nothing, nothing, nothing, nothing, nothing), lifetimes)
     assert list(found) == ["activation"] * 3 + ["temporary"] * 4
