@@ -44,7 +44,7 @@ class Section:
         how: What was measured and how, in a few sentences.
         columns: Column headings; all but the first are set to the right.
         rows: Cells as text.
-        bar: What it is held to; None where there is no bar.
+        bar: The target and whether it was met; None without a target.
         page: File of docs/ that the table is in.
         brief: Columns and rows that stand for many rows on the page; all rows are then in a file of `results`.
     """

@@ -282,7 +282,7 @@ def test_a_batch_that_grows_is_no_leak_of_a_whole_run() -> None:
 
 
 def test_a_rise_beyond_that_of_the_inputs_is_undecided() -> None:
-    """Inputs that grow by a fifth do not explain that memory doubles; what they do explain is no growth."""
+    """Inputs that grow by 20 % do not explain memory that doubles; a rise that they do explain is not growth."""
     inputs = [640 + 2 * step for step in range(60)]
     nothing = _held(step=[8], tensors=[2], total_bytes=[8])
     doubled = _run([10 * KEPT + KEPT // 6 * step for step in range(60)], inputs, nothing)

@@ -338,7 +338,7 @@ def test_a_recording_without_operators_has_no_summary(tmp_path: Path) -> None:
 
 
 def _layered(small: int) -> Summary:
-    """A model of 24 layers of 13 modules, and 60 others of which the last keeps so many bytes."""
+    """24 layers of 13 modules each, and 60 other modules; the last one keeps the given bytes."""
     layers = [f"layers.{layer}.block.{part}" for layer in range(24) for part in range(13)]
     others = [f"branch_{letter}" for letter in range(60)]
     sizes = {name: 1024 * (1 + int(name.rpartition(".")[2])) for name in layers}

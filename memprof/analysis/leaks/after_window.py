@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memprof.analysis.leaks.leak import Leak, leaks_of_kinds
+from memprof.analysis.leaks.leak import Leak, leaks_of_kinds, variable_of
 from memprof.analysis.report.sources import find_sources
 from memprof.trace.schema import NONE, Holders, Stacks
 from memprof.trace.store import Trace
@@ -43,8 +43,8 @@ def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
         kinds = holders.take((holders.step > sums.step[0]) & (holders.dtype != "") & (holders.tensors > 0))
         if not (kinds.chain != "").any() or np.unique(kinds.step, return_counts=True)[1].max() >= _MOST_STATED:
             return found
-        stated = {text.partition("[")[0] for text in kinds.chain.tolist()} | set(kinds.shape.tolist())
-        held = [one for one in held if one.held_by and not stated & {one.shape, one.held_by.chain.partition("[")[0]}]
+        stated = {variable_of(chain) for chain in kinds.chain.tolist()} | set(kinds.shape.tolist())
+        held = [one for one in held if one.held_by and not stated & {one.shape, variable_of(one.held_by.chain)}]
     return [leak for leak in found if leak not in held]
 
 
@@ -56,8 +56,8 @@ def grown_later(trace: Trace, last: int) -> list[Leak]:
         last: The last of these steps.
     """
     holders = trace.table(Holders)
-    holders = holders.take((holders.step > last + 1) & (holders.storage_id == NONE) & (holders.tensors > 0))
-    holders = holders.take(holders.dtype != "")
+    is_kind = (holders.storage_id == NONE) & (holders.tensors > 0) & (holders.dtype != "")
+    holders = holders.take(is_kind & (holders.step > last + 1))
     leaks = []
     for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
         alike = holders.take((holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.device == kind[2]))

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memprof.analysis.leaks.leak import HeldBy, held_by
+from memprof.analysis.leaks.leak import HeldBy, held_by, variable_of
 from memprof.analysis.report.sources import Sources
 from memprof.trace.schema import NONE, Holders, Ints, Storages, Uses
 from memprof.trace.store import Trace
@@ -56,8 +56,8 @@ class Held:
         seen: dict[str, set[int]] = {}
         for row in rows:
             step = int(self._steps_of[int(holders.storage_id[row])])
-            seen.setdefault(_variable(holders, row), set()).add(step)
-        return next((row for row in rows if len(seen[_variable(holders, row)]) > 1), NONE)
+            seen.setdefault(variable_of(holders.chain[row]), set()).add(step)
+        return next((row for row in rows if len(seen[variable_of(holders.chain[row])]) > 1), NONE)
 
     def of_elsewhere(self, sizes: list[int]) -> tuple[HeldBy | None, str, str]:
         """Returns what holds memory that another thread took: tensors of no recorded storage that make up a step's.
@@ -71,7 +71,7 @@ class Held:
         holders = self._holders
         unseen = (holders.storage_id == NONE) & (holders.chain != "")
         rows = np.flatnonzero(unseen & (holders.total_bytes == np.median(sizes) * holders.tensors))
-        if len({str(holders.chain[row]).partition("[")[0] for row in rows}) != 1:
+        if len({variable_of(holders.chain[row]) for row in rows}) != 1:
             return None, "", ""
         row = int(rows[0])
         held = held_by(holders, row, self._sources, is_by_graph=False)
@@ -95,8 +95,3 @@ class Held:
                             waiting.append(used)
         self._origins[storage_id] = found
         return found
-
-
-def _variable(holders: Holders, row: int) -> str:
-    """Returns the variable that a holder's chain begins with, up to its first index."""
-    return str(holders.chain[row]).partition("[")[0]

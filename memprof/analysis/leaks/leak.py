@@ -100,6 +100,11 @@ def describe_leak(leak: Leak) -> str:
     return f"{describe_rate(leak)}{since}: {what}"
 
 
+def variable_of(chain: str) -> str:
+    """Returns the variable that a holder's chain begins with, up to its first index."""
+    return chain.partition("[")[0]
+
+
 def describe_rate(leak: Leak) -> str:
     """Returns how much is added: ``128.00 KiB a step (every 2 steps)``."""
     if not leak.every_steps:
@@ -168,7 +173,7 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
             held = held_by(followed, chains[0], sources, is_by_graph=bool(followed.is_by_graph[chains[0]]))
             alike = kinds.get(_kind(followed, rows[0]))
             if not held.place and alike is not None and alike.held_by is not None:
-                is_same = held.chain.partition("[")[0] == alike.held_by.chain.partition("[")[0]
+                is_same = variable_of(held.chain) == variable_of(alike.held_by.chain)
                 held = replace(held, place=alike.held_by.place if is_same else "")
         leak = _of_line(modules, followed, rows, kinds, by_kind, place, held)
         (steady if leak.bytes_per_step else rare).append(leak)

@@ -27,6 +27,16 @@ def force_option(command: F) -> F:
     return option("-f", "--force", group="Output", is_flag=True, help="Replace the file if it exists.")(command)
 
 
+def output_option(words: str) -> Callable[[F], F]:
+    """Returns a decorator that adds ``-o FILE``; the command takes ``output``.
+
+    Args:
+        words: Its help text.
+    """
+    file = click.Path(path_type=Path)
+    return option("-o", "--output", group="Output", type=file, metavar="FILE", help=words)
+
+
 def write_option(words: str) -> Callable[[F], F]:
     """Returns a decorator that adds ``--write FILE``, for a plan; the command takes ``written``.
 

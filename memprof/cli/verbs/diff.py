@@ -9,7 +9,7 @@ import click
 
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
 from memprof.cli.options.gate_options import chosen_gates
-from memprof.cli.options.shared_options import json_option
+from memprof.cli.options.shared_options import json_option, output_option
 from memprof.cli.pages.diff.diff_output import FORMATS, write_output
 from memprof.errors import UsageError
 
@@ -79,14 +79,7 @@ Examples:
     help="The format.",
 )
 @json_option
-@option(
-    "-o",
-    "--output",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write to this file, replacing it.",
-)
+@output_option("Write to this file, replacing it.")
 @option(
     "--rows",
     group="Output",

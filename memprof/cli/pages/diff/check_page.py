@@ -41,7 +41,7 @@ def check(
         is_json: Print JSON.
 
     Raises:
-        UsageError: A gate limits growth, or there is no bound.
+        UsageError: A gate limits growth, which needs a base, or no limit is given.
     """
     fail, warn = chosen_gates(fail_on, warn_on)
     from memprof.analysis.allocator.uncertainty import describe_torch, room_of
@@ -104,12 +104,12 @@ def check(
     if planned is not None and planned.fits is False:
         for command, reason in _another_plan(trace, planned):
             print(printable(f"next: {command}  {reason}"))
-    elif is_failed and is_summary(trace):
-        pass  # which no command reads but diff
-    elif is_failed and all(verdict.gate.name == "growth" for _, verdict in verdicts if verdict.is_failed):
-        print(printable(f"next: memprof report {shlex.quote(trace)} --leaks  which tensors stay, and what holds them"))
-    elif is_failed:
-        print(printable(f"next: memprof suggest {shlex.quote(trace)} {_limit(budget, machine)}  what makes it fit"))
+    elif is_failed and not is_summary(trace):  # only diff reads a summary
+        if all(verdict.gate.name == "growth" for _, verdict in verdicts if verdict.is_failed):
+            command = f"report {shlex.quote(trace)} --leaks  which tensors stay, and what holds them"
+        else:
+            command = f"suggest {shlex.quote(trace)} {_limit(budget, machine)}  what makes it fit"
+        print(printable(f"next: memprof {command}"))
     return status
 
 

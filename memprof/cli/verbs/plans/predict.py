@@ -10,7 +10,7 @@ import click
 
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option
 from memprof.cli.options.plan_options import RequestedSize, chosen_plan, plan_options, size_options
-from memprof.cli.options.shared_options import json_option, no_run_option, write_option
+from memprof.cli.options.shared_options import json_option, no_run_option, output_option, write_option
 from memprof.errors import UsageError
 from memprof.trace.files.place import find_place, refuse_existing
 
@@ -32,14 +32,7 @@ Examples:
     "the plan]",
 )
 @write_option("Write the plan with its prediction and budget to this TOML file.")
-@option(
-    "-o",
-    "--output",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the predicted step to this trace.",
-)
+@output_option("Write the predicted step to this trace.")
 @option("-f", "--force", group="Output", is_flag=True, help="Replace the files if they exist.")
 @option(
     "--step",
