@@ -11,7 +11,7 @@ from memprof.replay.allocator.events import ALLOCATE, FREE_COMPLETED, FREE_REQUE
 from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import StepRequests
-from memprof.trace.schema import NONE, Modules, Ops, Stacks, Storages
+from memprof.trace.schema import NONE, Modules, Ops, Saved, Stacks, Storages
 from memprof.trace.store import Trace
 
 _STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free", FREE: "inactive"}
@@ -59,10 +59,10 @@ def _history(trace: Trace, issued: StepRequests, done: Replay, frames: list[Any]
         else:
             assert kind not in (FREE_REQUESTED, FREE_COMPLETED)
             actions = ("free_requested", "free_completed")
-        words = _words(trace, issued, allocation)
+        note = _note(trace, issued, allocation)
         size, address = int(issued.requests.size[allocation]), int(done.address[allocation])
         entries += [
-            {"action": action, "addr": address, "size": size, "user_metadata": words, **about} for action in actions
+            {"action": action, "addr": address, "size": size, "user_metadata": note, **about} for action in actions
         ]
     return entries
 
@@ -101,16 +101,27 @@ def _segments(trace: Trace, issued: StepRequests, done: Replay, frames: list[Any
     return segments
 
 
-def _words(trace: Trace, issued: StepRequests, allocation: int) -> str:
-    ops, storages = trace.table(Ops), trace.table(Storages)
+def _note(trace: Trace, issued: StepRequests, allocation: int) -> dict[str, str]:
+    ops, storages, modules = trace.table(Ops), trace.table(Storages), trace.table(Modules)
     storage, op = int(issued.storage_id[allocation]), int(issued.made_by[allocation])
-    if storage == NONE:
-        use, name, module = "workspace", ops.name[op], ops.module_id[op]
-    else:
-        use, module = storages.category[storage], storages.module_id[storage]
-        name = storages.name[storage] or ("" if op == NONE else ops.name[op])
-    place = "" if module == NONE else trace.table(Modules).name[module]
-    return " ".join(part for part in (use, name, place and f"in {place}") if part)
+    is_storage, is_made = storage != NONE, op != NONE
+    use, module = (
+        (storages.category[storage], storages.module_id[storage]) if is_storage else ("workspace", ops.module_id[op])
+    )
+    note = {
+        "category": use,
+        "name": storages.name[storage] if is_storage else "",
+        "operator": ops.name[op] if is_made else "",
+        "module": "" if module == NONE else f"{modules.name[module]} ({modules.type[module]})".strip(),
+        "phase": ops.phase[op] if is_made else "",
+    }
+    saved = trace.table(Saved)
+    own = saved.take(saved.storage_id == storage)
+    if len(own) and is_storage and use not in ("parameter", "buffer"):
+        first = int(own.forward_op_id.argmin())
+        place, saver = own.module_id[first], str(ops.name[own.forward_op_id[first]])
+        note["saved for backward by"] = saver if place == NONE else f"{saver} in {modules.name[place] or 'the model'}"
+    return {key: text for key, text in note.items() if text}
 
 
 def _made_at(ops: Ops, issued: StepRequests, allocation: int, frames: list[Any]) -> list[dict[str, Any]]:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
+from memprof.analysis.report.saved import PERMANENT
 from memprof.cli.main import main
 from memprof.errors import BadInputError
 from memprof.replay.allocator.recorded import compare
+from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.trace.importers import import_file
-from memprof.trace.schema import NONE, Storages
+from memprof.trace.schema import NONE, Modules, Ops, Saved, Storages
 from memprof.trace.store import Trace
 from tests.analysis.plain_snapshot import exported, plain_snapshot
 from tests.building import Op, Storage, make_trace
@@ -76,21 +78,53 @@ def test_chunks_make_no_difference(trace: Trace, monkeypatch: pytest.MonkeyPatch
     assert pickle.loads(exported(trace)) == plain_snapshot(trace)
 
 
-def test_imported_again_it_has_the_categories_of_the_recording(trace: Trace, tmp_path: Path) -> None:
-    """What is alive at the end is, by category, what it was: to the byte."""
+def test_imported_again_it_is_what_was_recorded(trace: Trace, tmp_path: Path) -> None:
+    """What is alive at the end has its category, name, module, and its saver for backward, to the byte.
 
-    def at_end(storages: Storages) -> dict[str, int]:
-        is_alive = (storages.freed_op_id == NONE) & (storages.requested_bytes > 0)
-        found: Counter[str] = Counter()
-        for name, size in zip(storages.category[is_alive], storages.requested_bytes[is_alive], strict=True):
-            found[str(name)] += int(size)
-        return dict(found)
-
+    Operators that allocate keep their names and phases, and the modules that they and the storages name are there.
+    """
     (tmp_path / "s.pickle").write_bytes(exported(trace))
+    ((manifest, tables),) = import_file(tmp_path / "s.pickle").ranks
+    again = Trace.of([(manifest, tables)], tmp_path / "again.memprof")
+    assert _at_end(again) == _at_end(trace)
+    issued, ops = requests_of_trace(trace), trace.table(Ops)
+    made = Counter(zip(ops.name[issued.made_by], ops.phase[issued.made_by], strict=True))
+    rows = again.table(Ops).take(slice(1, None))
+    found = Counter(zip(rows.name, rows.phase, strict=True))
+    is_before = issued.made_by == NONE  # without an operator: named by its stack
+    assert sum((made - found).values()) <= is_before.sum()
+    types = dict(zip(trace.table(Modules).name, trace.table(Modules).type, strict=True))
+    named = again.table(Modules)
+    assert named.name.tolist()
+    assert all(types[name] == kind for name, kind in zip(named.name, named.type, strict=True) if kind)
+    saved = trace.table(Saved)
+    kept = set(saved.storage_id[~np.isin(trace.table(Storages).category[saved.storage_id], PERMANENT)].tolist())
+    savers = [text for text in again.table(Storages).metadata.tolist() if text]
+    assert len(savers) == len(kept & set(issued.storage_id.tolist()))
+    assert all(text.startswith("saved for backward by ") for text in savers)
+
+
+def _at_end(trace: Trace) -> dict[tuple[str, str, str], int]:
+    storages, modules = trace.table(Storages), [*trace.table(Modules).name.tolist(), ""]
+    is_alive = (storages.freed_op_id == NONE) & (storages.requested_bytes > 0)
+    found: Counter[tuple[str, str, str]] = Counter()
+    for row in np.flatnonzero(is_alive).tolist():
+        key = storages.category[row], storages.name[row], modules[storages.module_id[row]]
+        found[key] += int(storages.requested_bytes[row])
+    return dict(found)
+
+
+def test_an_export_of_an_earlier_memprof_keeps_its_categories(tmp_path: Path) -> None:
+    """Version 1.0 wrote a text such as "activation aten.relu.default in layers.0": it is metadata."""
+    data: Any = pickle.loads(exported(Trace.open(SAMPLES[0])))
+    for entry in data["device_traces"][0]:
+        note = entry["user_metadata"]
+        entry["user_metadata"] = note and f"{note['category']} aten.relu.default in layers.0"
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(data, protocol=4))
     ((_, tables),) = import_file(tmp_path / "s.pickle").ranks
-    again = tables[Storages]
-    assert isinstance(again, Storages)
-    assert at_end(again) == at_end(trace.table(Storages))
+    again: Any = tables[Storages]
+    assert set(again.category_source) == {"profiler"}
+    assert set(again.metadata) == {f"{name} aten.relu.default in layers.0" for name in set(again.category)}
 
 
 def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:
@@ -141,16 +175,27 @@ def test_torchs_viewer_in_the_browser_reads_it(trace: Trace) -> None:
 
 
 def test_an_event_says_what_it_is_about() -> None:
-    """Frames and words of an allocation: where it was made, and what for."""
+    """Frames and metadata of an allocation: where and in which phase it was made, what for, and what saves it."""
     trace = make_trace(
-        [[Op("aten.relu.default", makes=["x"], module="layers.0", stack="train.py:7:step", frees=["x"])]],
+        [
+            [
+                Op("aten.relu.default", makes=["x"], saves=["x"], module="layers.0", stack="train.py:7:step"),
+                Op("aten.mul.Tensor", phase="backward", forward=0, reads=["x"], frees=["x"]),
+            ]
+        ],
         [Storage("x", 4096, requested=4000, module="layers.0")],
     )
     data: Any = pickle.loads(exported(trace))
     taken, made, asked, done = data["device_traces"][0]
     assert (taken["action"], taken["size"]) == ("segment_alloc", 2 << 20)
     assert (made["action"], made["size"], made["addr"]) == ("alloc", 4000, taken["addr"])
-    assert made["user_metadata"] == "activation aten.relu.default in layers.0"
+    assert made["user_metadata"] == {
+        "category": "activation",
+        "operator": "aten.relu.default",
+        "module": "layers.0 (Linear)",
+        "phase": "forward",
+        "saved for backward by": "aten.relu.default in layers.0",
+    }
     assert made["frames"] == [{"filename": "train.py", "line": 7, "name": "step"}]
     assert [asked["action"], done["action"]] == ["free_requested", "free_completed"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from memprof.analysis.report.saved import PERMANENT
 from memprof.errors import BadInputError
 from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block
@@ -27,6 +28,7 @@ from memprof.trace.exporters.snapshot import (
     write_snapshot,
 )
 from memprof.trace.files.coded import Coded
+from memprof.trace.importers.metadata import SAVED
 from memprof.trace.schema import (
     ACTIONS,
     NONE,
@@ -36,6 +38,7 @@ from memprof.trace.schema import (
     Ints,
     Modules,
     Ops,
+    Saved,
     Segments,
     Stacks,
     Storages,
@@ -63,7 +66,7 @@ def export_snapshot(trace: Trace, file: BinaryIO) -> None:
     """
     recorded = recorded_snapshot(trace)
     if recorded is not None:
-        write_snapshot(file, [recorded], trace.table(Stacks), trace.manifest.machine.allocator_settings)
+        write_snapshot(file, recorded, trace.table(Stacks), trace.manifest.machine.allocator_settings)
         return
     issued = requests_of_trace(trace)
     if not len(issued.requests):
@@ -91,7 +94,7 @@ def export_snapshot(trace: Trace, file: BinaryIO) -> None:
         chunks=_chunks(issued, done, start_us, stack_of, note_of + 1),
     )
     device = DeviceSnapshot(number, history, segments, blocks, Annotations.empty())
-    write_snapshot(file, [device], trace.table(Stacks), options)
+    write_snapshot(file, device, trace.table(Stacks), options)
 
 
 def _chunks(issued: StepRequests, done: Replay, start_us: Floats, stack_of: Ints, note_of: Ids) -> Iterator[EventRows]:
@@ -182,43 +185,61 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
     )
 
 
-def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[str], Ids]:
-    """Describes each allocation, such as ``activation aten.relu.default in layers.0``.
+def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[Mapping[str, str]], Ids]:
+    """Describes each allocation, such as ``{"category": "activation", "module": "layers.0 (Block)"}``.
 
     Args:
         trace: The recording of one rank.
         issued: Its requests.
 
     Returns:
-        The distinct descriptions, and the index of each allocation's, shape ``(allocations,)``.
+        The distinct descriptions, whose keys ``memprof import`` reads, and the index of each allocation's, shape
+        ``(allocations,)``.
     """
-    is_storage = issued.storage_id != NONE
-    rows, is_made = issued.storage_id[is_storage], issued.made_by != NONE
-    # Each part is coded as a number, 0 for none, and a description as one number of its three parts.
-    uses: Coded = trace.columns(Storages, "category")["category"]
-    use = np.zeros(len(is_storage), dtype=np.int64)
-    use[is_storage] = 1 + uses.codes[rows]
-    operators: Coded = trace.columns(Ops, "name")["name"]
-    word = np.zeros(len(is_storage), dtype=np.int64)
-    word[is_made] = 1 + operators.codes[issued.made_by[is_made]]
-    names: Coded = trace.columns(Storages, "name")["name"]
-    name = 1 + len(operators.distinct) + names.codes[rows].astype(np.int64)
-    word[is_storage] = np.where((names.distinct != "")[names.codes[rows]], name, word[is_storage])
-    place = np.zeros(len(is_storage), dtype=np.int64)
-    place[~is_storage] = 1 + trace.columns(Ops, "module_id")["module_id"][issued.made_by[~is_storage]]
-    place[is_storage] = 1 + trace.columns(Storages, "module_id")["module_id"][rows]
-    words = ["", *map(str, operators.distinct), *map(str, names.distinct)]
-    places = ["", *(f"in {one}" if one else "" for one in trace.table(Modules).name.tolist())]
-    key: Ints = (use * len(words) + word) * len(places) + place
-    del use, word, place, name
-    found, codes = np.unique(key, return_inverse=True)
-    kinds = ["workspace", *map(str, uses.distinct)]
-    texts = []
-    for one in found.tolist():
-        rest, last = divmod(one, len(places))
-        first, middle = divmod(rest, len(words))
-        texts.append(" ".join(part for part in (kinds[first], words[middle], places[last]) if part))
-    return texts, codes.astype(np.int32)
+    # Each part is coded as a number, and a description as one number of all its parts.
+    key, labels = np.zeros(len(issued.storage_id), dtype=np.int64), {}
+    for name, codes, texts in _parts(trace, issued):
+        key, labels[name] = key * len(texts) + codes, texts
+    found, index = np.unique(key, return_inverse=True)
+    notes: list[dict[str, str]] = [{} for _ in found]
+    for name, texts in reversed(labels.items()):
+        found, codes = np.divmod(found, len(texts))
+        for note, code in zip(notes, codes.tolist(), strict=True):
+            note.update({name: texts[code]} if texts[code] else {})
+    return [dict(reversed(note.items())) for note in notes], index.astype(np.int32)
+
+
+def _parts(trace: Trace, issued: StepRequests) -> Iterator[tuple[str, Ints, list[str]]]:
+    """Yields the parts of descriptions: a key, the code of each allocation, and the text of each code."""
+    storage, op = issued.storage_id, issued.made_by
+
+    def coded(table: type[Ops | Storages], column: str, rows: Ints, none: str = "") -> tuple[Ints, list[str]]:
+        values: Coded = trace.columns(table, column)[column]
+        # NONE is the last: no storage, or no operator.
+        return np.append(values.codes, len(values.distinct))[rows], [*map(str, values.distinct), none]
+
+    yield "category", *coded(Storages, "category", storage, "workspace")
+    yield "name", *coded(Storages, "name", storage)
+    yield "operator", *coded(Ops, "name", op)
+    modules = trace.table(Modules)
+    titles = [
+        f"{name} ({kind})".strip() if kind else name for name, kind in zip(modules.name, modules.type, strict=True)
+    ]
+    owners, runners = (np.append(trace.columns(table, "module_id")["module_id"], NONE) for table in (Storages, Ops))
+    yield "module", 1 + np.where(storage == NONE, runners[op], owners[storage]), ["", *titles]
+    yield "phase", *coded(Ops, "phase", op)
+    saved, uses = trace.table(Saved), trace.columns(Storages, "category")["category"]
+    first = np.argsort(saved.forward_op_id, kind="stable")
+    rows, places = np.unique(saved.storage_id[first], return_index=True)
+    names: Coded = trace.columns(Ops, "name")["name"]
+    own = names.codes[saved.forward_op_id[first][places]] * (1 + len(modules)) + saved.module_id[first][places] + 1
+    distinct, codes = np.unique(own, return_inverse=True)
+    savers = np.zeros(len(owners), dtype=np.int64)
+    savers[rows] = 1 + codes
+    savers[:-1][np.isin(uses.distinct, PERMANENT)[uses.codes]] = 0  # alive anyway
+    pairs = [(names.distinct[one // (1 + len(modules))], one % (1 + len(modules)) - 1) for one in distinct.tolist()]
+    texts = [name if module == NONE else f"{name} in {modules.name[module] or 'the model'}" for name, module in pairs]
+    yield SAVED, savers[storage], ["", *texts]
 
 
 def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:

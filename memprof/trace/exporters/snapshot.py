@@ -92,14 +92,14 @@ class History:
 
     Attributes:
         actions: Names of the actions that may occur.
-        notes: What events refer to, in words; "" for nothing.
+        notes: What is noted of events, as texts or by key; "" for nothing.
         contexts: Names of compiled regions; "" for none.
         pools: Memory pools, as ``0,0``; "" for the default one.
         chunks: The events, generated chunk by chunk.
     """
 
     actions: Sequence[str]
-    notes: Sequence[str]
+    notes: Sequence[str | Mapping[str, str]]
     contexts: Sequence[str]
     pools: Sequence[str]
     chunks: Iterable[EventRows]
@@ -124,58 +124,39 @@ class DeviceSnapshot:
     annotations: Annotations
 
 
-def write_snapshot(file: BinaryIO, devices: Sequence[DeviceSnapshot], stacks: Stacks, settings: str = "") -> None:
+def write_snapshot(file: BinaryIO, device: DeviceSnapshot, stacks: Stacks, settings: str = "") -> None:
     """Writes a snapshot as a pickle of dictionaries, lists, texts and numbers, holding one chunk of events in memory.
 
     Args:
         file: The destination.
-        devices: The devices.
+        device: Its device.
         stacks: The stacks that events and blocks refer to.
         settings: The value of ``PYTORCH_ALLOC_CONF``.
     """
-    writer = PickleWriter(file)
+    writer, history = PickleWriter(file), device.history
     frames = [_frames(str(text)) for text in stacks.frames]
-    words = _vocabulary(devices)
-    pools = sorted({pool for device in devices for pool in device.history.pools})
-    numbers = writer.share("segments", [*words, *map(_pool_id, pools), *frames, []])
-    of_word = dict(zip(words, numbers.tolist(), strict=False))
-    of_pool = dict(zip(pools, numbers[len(words) :].tolist(), strict=False))
-    of_stack = numbers[len(words) + len(pools) :]  # NONE (-1) is the last: no frames
-    writer.item("segments", [segment for device in devices for segment in _segments(device, of_stack)])
-    by_number = {device.number: device for device in devices}
-    writer.lists_of_rows(
-        "device_traces",
-        (
-            _history(by_number[number].history, of_word, of_pool, of_stack) if number in by_number else ()
-            for number in range(1 + max(by_number, default=-1))
-        ),
-    )
+    contexts = [text or "N/A" for text in history.contexts]
+    # Values that events refer to. NONE (-1) is the last of the stacks: no frames.
+    shared = [_KEYS, history.actions, history.notes, contexts, [*map(_pool_id, history.pools)], [*frames, []]]
+    numbers = writer.share("segments", [value for values in shared for value in values])
+    parts = np.split(numbers, np.cumsum([len(values) for values in shared])[:-1])
+    writer.item("segments", _segments(device, parts[-1]))
+    empty: list[tuple[()]] = [()] * device.number
+    writer.lists_of_rows("device_traces", [*empty, _history(history, *parts)])
     writer.item(
         "allocator_settings",
         {"PYTORCH_CUDA_ALLOC_CONF": settings, "expandable_segments": "True" in settings},
     )
-    writer.item("external_annotations", [one for device in devices for one in _annotations(device)])
+    writer.item("external_annotations", _annotations(device))
     writer.end()
 
 
-def _vocabulary(devices: Sequence[DeviceSnapshot]) -> list[str]:
-    """Returns the texts that events refer to, each once."""
-    every = dict.fromkeys(_KEYS)
-    for device in devices:
-        history = device.history
-        every.update(dict.fromkeys([*history.actions, *history.notes, *map(_context, history.contexts)]))
-    return list(every)
-
-
 def _history(
-    history: History, of_word: Mapping[str, int], of_pool: Mapping[str, int], of_stack: Ints
+    history: History, key_numbers: Ints, actions: Ints, notes: Ints, contexts: Ints, pools: Ints, stacks: Ints
 ) -> Iterator[list[tuple[Cells, Cells]]]:
     """Yields the columns of each chunk of events."""
-    actions = np.array([of_word[action] for action in history.actions], dtype=np.int64)
-    notes = np.array([of_word[note] for note in history.notes], dtype=np.int64)
-    contexts = np.array([of_word[_context(text)] for text in history.contexts], dtype=np.int64)
-    pools = np.array([of_pool[pool] for pool in history.pools], dtype=np.int64)
-    address_keys = np.array([of_word["device_free" if one == "oom" else "addr"] for one in history.actions])
+    of_key = dict(zip(_KEYS, key_numbers.tolist(), strict=True))
+    address_keys = np.array([of_key["device_free" if one == "oom" else "addr"] for one in history.actions])
     for events in history.chunks:
         values = {
             "action": Cells(actions[events.action], is_shared=True),
@@ -186,10 +167,10 @@ def _history(
             "compile_context": Cells(contexts[events.context], is_shared=True),
             "user_metadata": Cells(notes[events.note], is_shared=True),
             "pool_id": Cells(pools[events.pool], is_shared=True),
-            "frames": Cells(of_stack[events.stack_id], is_shared=True),
+            "frames": Cells(stacks[events.stack_id], is_shared=True),
         }
         count = len(events.action)
-        keys = {name: Cells(np.full(count, of_word[name]), is_shared=True) for name in values}
+        keys = {name: Cells(np.full(count, of_key[name]), is_shared=True) for name in values}
         keys["addr"] = Cells(address_keys[events.action], is_shared=True)
         yield [(keys[name], values[name]) for name in values]
 
@@ -198,10 +179,6 @@ def _whole(time_us: Floats) -> Ints:
     """Returns whole microseconds; 0 where unknown."""
     whole: Ints = np.clip(np.where(np.isnan(time_us), 0.0, time_us), -_MOST_US, _MOST_US).astype(np.int64)
     return whole
-
-
-def _context(text: str) -> str:
-    return text or "N/A"
 
 
 def _annotations(device: DeviceSnapshot) -> list[dict[str, Any]]:

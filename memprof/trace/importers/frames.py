@@ -103,7 +103,7 @@ class _Frame:
 NO_STACK = Stack()
 
 #: Modules in a stack that are looked at; a deeper nesting is a recursion.
-_MOST_MODULES = 64
+MOST_MODULES = 64
 
 #: What torch adds to the frames of code that torch.fx generated.
 _FX_KEYS = ("fx_node_op", "fx_node_name", "fx_original_trace")
@@ -246,7 +246,7 @@ def _modules(python: list[_Frame]) -> tuple[ModuleFrame, ...]:
             site = tuple(one.text for one in outermost_first[begun:place])
             found.append(ModuleFrame(callee.file, callee.line, callee.function, site))
             begun = place + 1 + inside.index(callee)
-    return tuple(found[:_MOST_MODULES])
+    return tuple(found[:MOST_MODULES])
 
 
 def _read_frame(frame: Any) -> _Frame:

@@ -13,12 +13,11 @@ from memprof.trace.importers.called_modules import CalledModules, find_modules
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import HOST, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
-from memprof.trace.importers.metadata import noted_of_lives, noted_phases
+from memprof.trace.importers.metadata import Exported, exported_modules, noted_of_lives, noted_phases, read_exported
 from memprof.trace.importers.phases import FindPhases, Phases, step_table
 from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
 from memprof.trace.schema import (
-    CATEGORIES,
     NONE,
     AllocatorEvents,
     Annotations,
@@ -87,15 +86,19 @@ def device_tables(
     phases = replace(phases, phase=np.where(is_training, named, phases.phase))
     # The rows of an end state are in no order of time.
     stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
-    called = find_modules(stacks, phases.step, phases.phase)
+    exported = read_exported(device.entries)
+    titles = [] if exported is None else _at(exported.module, rows.entry).tolist()
+    called = (
+        exported_modules(titles) if any(titles) and reads_modules else find_modules(stacks, phases.step, phases.phase)
+    )
     order = np.argsort(rows.created, kind="stable")
-    storages = _storages(device, rows, phases, called, order)
+    storages = _storages(device, rows, phases, called, order, exported)
     # Purposes follow from training's phases; the tables have those that the job names as well.
     phases = replace(phases, phase=np.where(named != "", named, phases.phase))
     modules: Mapping[type[Table], Table] = {Modules: called.modules, ModuleCalls: called.calls}
     tables: Mapping[type[Table], Table] = {
         Steps: step_table(phases, rows.time_us, is_cut_off=bool(device.facts.out_of_memory)),
-        Ops: _ops(device, rows, phases, called),
+        Ops: _ops(device, rows, phases, called, exported),
         Storages: storages,
         Memory: _memory(device, rows, storages),
         AllocatorEvents: allocator_events(device, np.minimum(np.cumsum(_is_row(device.entries)), len(rows) - 1)),
@@ -163,9 +166,11 @@ def _end_state(device: DeviceHistory) -> _Rows:
     )
 
 
-def _ops(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules) -> Ops:
+def _ops(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, exported: Exported | None) -> Ops:
     is_taken = rows.entry != NONE
     names = [stack.operator or stack.function or ("(no stack)" if taken else AT_END) for stack, taken in _named(rows)]
+    if exported is not None:
+        names = [operator or name for operator, name in zip(_at(exported.operator, rows.entry), names, strict=True)]
     names[0] = BEGINNING
     stream = np.zeros(len(rows), dtype=np.int64)
     stream[is_taken] = device.entries.stream[rows.entry[is_taken]]
@@ -186,43 +191,47 @@ def _named(rows: _Rows) -> list[tuple[Stack, bool]]:
     return list(zip(rows.stacks, (rows.entry != NONE).tolist(), strict=True))
 
 
-def _storages(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, order: Ints) -> Storages:
+def _storages(
+    device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, order: Ints, exported: Exported | None
+) -> Storages:
     lives, purposes = device.lives, _purposes(device, rows, phases)
+    noted, name = noted_of_lives(device.entries, device.blocks, lives), np.full(len(order), "", dtype=object)
+    if exported is not None and device.number != HOST:
+        name, noted = _at(exported.name, lives.alloc), _at(exported.metadata, lives.alloc)
+        made = lives.alloc != NONE
+        purposes.category[made], purposes.how[made] = exported.category[lives.alloc[made]], BY_PROFILER
     return Storages.of(
         storage_id=np.arange(len(order)),
         category=purposes.category[order],
         category_source=purposes.how[order],
+        name=name[order],
         module_id=called.of_rows(rows.created[order]),
         device=[device.name] * len(order),
         requested_bytes=lives.requested[order],
         allocated_bytes=lives.allocated[order],
         created_op_id=rows.created[order],
         freed_op_id=rows.freed[order],
-        metadata=noted_of_lives(device.entries, device.blocks, lives)[order],
+        metadata=noted[order],
     )
+
+
+def _at(texts: Texts, entries: Ints) -> Texts:
+    """Returns the texts of some entries, "" for NONE."""
+    found: Texts = np.append(texts, "")[entries]
+    return found
 
 
 def _purposes(device: DeviceHistory, rows: _Rows, phases: Phases) -> Purposes:
     """Returns the category of each life: the file's own, else as far as its stack or its two phases determine it."""
-    given, born_at = device.entries.category, device.lives.alloc
+    given = device.entries.category
     if given is not None:
-        category = np.array(["unknown" if entry == NONE else given[entry] for entry in born_at.tolist()], dtype=object)
+        born_at = device.lives.alloc.tolist()
+        category = np.array(["unknown" if entry == NONE else given[entry] for entry in born_at], dtype=object)
         return Purposes(category, np.where(category == "unknown", "", BY_PROFILER).astype(object))
     if not device.facts.has_timeline or device.number == HOST:  # pinned memory is in no phase's way
         count = len(rows.created)
         return Purposes(np.full(count, "unknown", dtype=object), np.full(count, "", dtype=object))
-    found = find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))
-    noted, made = _noted_categories(device.entries), born_at != NONE
-    if noted is not None:
-        found.category[made], found.how[made] = noted[born_at[made]], BY_PROFILER
-    return found
-
-
-def _noted_categories(entries: Entries) -> Texts | None:
-    """Returns the categories that an export of memprof's notes at each allocation; None for other histories."""
-    noted = np.array([note.partition(" ")[0] for note in entries.user_metadata], dtype=object)
-    own = noted[entries.action == ALLOC]
-    return noted if len(own) and np.isin(own, CATEGORIES).all() else None
+    return find_purposes(Lives(rows.created, rows.freed, device.lives.requested, phases.phase, rows.stacks))
 
 
 def _memory(device: DeviceHistory, rows: _Rows, storages: Storages) -> Memory:
