@@ -7,6 +7,7 @@ serves it depends on everything before, so a plan changes these bytes in ways th
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,33 +42,53 @@ def rounded(sizes: Ints, devices: Texts) -> Ints:
     return np.where(on_cuda, rounded_on_cuda(sizes), sizes)
 
 
-def rounded_when_pinned(sizes: Ints) -> Ints:
+def rounded_when_pinned(sizes: Ints, settings: str = "") -> Ints:
     """Rounds sizes up to powers of two, as torch's allocator of pinned memory does (ATen/core/CachingHostAllocator.h).
 
     Args:
         sizes: Bytes requested, shape ``(requests,)``.
+        settings: ``PYTORCH_ALLOC_CONF``, whose ``pinned_max_`` options limit what is rounded.
     """
     powers: Ints = np.left_shift(1, np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64))
-    return np.where(sizes > 0, powers, 0)
+    return np.where((sizes > 0) & (sizes <= min(_pinned_limits(settings))), powers, sizes)
 
 
-def pinned_peak(sizes: Ints, first: Ints, last: Ints) -> int:
-    """Returns the pinned bytes that torch's allocator ends up with: what is freed serves the same power of two only.
+def pinned_peak(sizes: Ints, first: Ints, last: Ints, settings: str = "") -> int:
+    """Returns the pinned bytes that torch's allocator takes: what is freed serves requests of the same power of two.
+
+    Blocks above ``pinned_max_cached_size_mb`` are returned when they are freed.
 
     Args:
         sizes: Bytes of each request, shape ``(requests,)``.
         first: Moment of each request.
         last: Moment after which it is freed.
+        settings: ``PYTORCH_ALLOC_CONF``.
     """
-    powers = rounded_when_pinned(sizes)
+    blocks, powers = rounded_when_pinned(sizes, settings), rounded_when_pinned(sizes)
+    _, most_cached = _pinned_limits(settings)
+    is_cached = blocks <= most_cached
+    own = np.where(is_cached, blocks, 0)
     total = 0
-    for power in np.unique(powers).tolist():
-        own = powers == power
-        moments = np.concatenate([first[own], last[own] + 1])
-        change = np.repeat([1, -1], int(own.sum()))
-        order = np.lexsort((change, moments))  # what is freed at a moment serves what is requested then
-        total += power * int(np.cumsum(change[order]).max(initial=0))
-    return total
+    for power in np.unique(powers[is_cached]).tolist():
+        rows = is_cached & (powers == power)
+        # Sizes differ only where they are not rounded; then the largest ones are what is kept, at most.
+        largest = np.sort(own[rows])[::-1]
+        total += int(largest[: _most_at_once(first[rows], last[rows], np.ones(len(largest), dtype=np.int64))].sum())
+    return total + _most_at_once(first[~is_cached], last[~is_cached], blocks[~is_cached])
+
+
+def _most_at_once(first: Ints, last: Ints, sizes: Ints) -> int:
+    """Returns the highest sum of sizes at a moment."""
+    moments, change = np.concatenate([first, last + 1]), np.concatenate([sizes, -sizes])
+    order = np.lexsort((change, moments))  # what is freed at a moment serves what is requested then
+    return int(np.cumsum(change[order]).max(initial=0))
+
+
+def _pinned_limits(settings: str) -> tuple[int, int]:
+    """Returns the largest request of pinned memory that is rounded, and the largest block that is kept when freed."""
+    given = dict(re.findall(r"pinned_max_(round_threshold|cached_size)_mb:(\d+)", settings))
+    most_rounded, most_cached = (int(given.get(name, 1 << 40)) << 20 for name in ("round_threshold", "cached_size"))
+    return most_rounded, most_cached
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Step:
         product_flops_per_us: FLOPs of its matrix products in float32 and in a short type; 0 where not known.
         short_types: Types shorter than float32 that the device it ran on computes in; on a CPU, oneDNN.
         planned_types: The same of the GPU that it is planned for, where it ran on a CPU; None for no other machine.
+        allocator_settings: ``PYTORCH_ALLOC_CONF`` as the job had it.
         size_errors: Error of the predicted peak, below and above, as a share of what the step allocates, where the step
             was scaled to a size that was not recorded.
         undivided: Why the job's batches cannot be split into micro-batches, a clause; "" where that is unknown.
@@ -75,6 +76,7 @@ class Step:
     product_flops_per_us: tuple[float, float] = (0.0, 0.0)
     short_types: tuple[str, ...] = ("bfloat16",)
     planned_types: tuple[str, ...] | None = None
+    allocator_settings: str = ""
     size_errors: tuple[float, float] = (0.0, 0.0)
     undivided: str = ""
     optimizers: tuple[OptimizerTraits, ...] = ()

@@ -211,6 +211,7 @@ class Trace:
         manifest = self.manifest
         step = replace(
             self._cuts.cut(number),
+            allocator_settings=machine.allocator_settings,
             undivided=manifest.undivided,
             optimizers=tuple(read_optimizers(manifest.optimizers)),
             usages=frozenset(manifest.usages),

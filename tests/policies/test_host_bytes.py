@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memprof.analysis.plans.basis import Basis
 from memprof.errors import UsageError
 from memprof.planners.search.explore import explore
 from memprof.planners.search.request import SearchRequest
+from memprof.policies.allocator.policy import Allocator
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.swap.host_bytes import host_bytes
@@ -17,6 +20,7 @@ from memprof.policies.swap.policy import Swap
 from memprof.policies.swap.transfers import DiskCarrier
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import pinned_peak, rounded_when_pinned
+from tests.building import Op, Storage, make_step
 from tests.policies.faces import recorded, train
 from tests.recorder.recorded import record
 
@@ -35,6 +39,50 @@ def test_freed_pinned_memory_serves_the_same_power_of_two() -> None:
     assert pinned_peak(np.array([3000, 4000]), first, last) == 4096
     assert pinned_peak(np.array([3000, 5000]), first, last) == 4096 + 8192
     assert pinned_peak(np.array([3000, 4000]), first, np.array([5, 9])) == 2 * 4096
+
+
+def test_options_limit_what_is_rounded_and_what_is_kept() -> None:
+    """2.25 GiB take 4, or 2.25 above either limit; what is above the cache's limit is returned when it is freed."""
+    large = np.array([9 << 28, 3 << 20])
+    for option in ("round_threshold", "cached_size"):
+        exact = rounded_when_pinned(large, f"expandable_segments:True,pinned_max_{option}_mb:64")
+        assert exact.tolist() == [9 << 28, 4 << 20]
+    sizes, first, last = np.array([300, 400, 500]) << 20, np.array([0, 5, 10]), np.array([4, 9, 14])
+    assert pinned_peak(sizes, first, last) == 512 << 20
+    assert pinned_peak(sizes, first, last, "pinned_max_cached_size_mb:64") == 500 << 20
+    at_once = pinned_peak(sizes, first, np.array([5, 9, 14]), "pinned_max_cached_size_mb:64")
+    assert at_once == 700 << 20
+    # Kept without rounding, the same block serves all three: at most the largest of them is held.
+    assert pinned_peak(sizes, first, last, "pinned_max_round_threshold_mb:64") == 500 << 20
+
+
+def test_a_plan_that_pins_much_names_the_option_that_cures_rounding() -> None:
+    """State of 2.25 GiB pins 4 GiB; under the option, of the plan or of the job, 2.25 GiB, and nothing is said."""
+    step = make_step(
+        [Op(reads=["w", "m"], phase="optimizer")],
+        [
+            Storage("w", 9 << 28, category="parameter", name="w", shape="603979776"),
+            Storage("m", 9 << 28, category="optimizer_state", name="w.exp_avg", shape="603979776"),
+        ],
+    )
+    plan = Plan((OptimizerPolicy(state="host"),))
+    assert Basis(step).host_bytes_under(plan) == 4 << 30
+    assert Basis(step).describe_rounding(plan) == (
+        "the plan pins 4.00 GiB on the host, as torch rounds each copy up to a power of two; --allocator "
+        "pinned_max_cached_size_mb:2048 makes it 2.25 GiB, but larger copies are then pinned anew each time."
+    )
+    option = Allocator(pinned_max_cached_size_mb=2048)
+    cured = plan.with_policies((option,)), replace(step, allocator_settings="pinned_max_cached_size_mb:2048")
+    assert Basis(step).host_bytes_under(cured[0]) == Basis(cured[1]).host_bytes_under(plan) == 9 << 28
+    assert not Basis(step).describe_rounding(cured[0])
+    assert not Basis(cured[1]).describe_rounding(plan)
+
+
+def test_blocks_that_are_kept_without_rounding_come_with_a_warning() -> None:
+    """torch 2.13 compares powers of two alone (CachingHostAllocator.h, get_free_block): a block may be too small."""
+    assert "pinned_max_cached_size_mb:64" in Allocator(pinned_max_round_threshold_mb=64).caveat
+    assert not Allocator(pinned_max_round_threshold_mb=64, pinned_max_cached_size_mb=64).caveat
+    assert not Allocator(pinned_max_cached_size_mb=64).caveat
 
 
 @pytest.mark.parametrize(("name", "pattern"), [("gpt", "layers.*"), ("resnet", "stages.*"), ("unet", "down.*")])

@@ -9,6 +9,7 @@ from functools import cached_property
 from memprof.analysis.plans.length_mix import LengthMix
 from memprof.analysis.report.whole_run import refuse_light
 from memprof.machines.catalogue import Accelerator, machine_of_device
+from memprof.policies.allocator.policy import Allocator
 from memprof.policies.base import SOURCES, Policy
 from memprof.policies.plan.interval import TimeInterval, time_interval_of
 from memprof.policies.plan.plan import Plan, require_predictable
@@ -22,6 +23,10 @@ from memprof.trace.schema import Memory, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
+from memprof.units import format_bytes
+
+#: Limits of pinned blocks that are tried, as powers of two in MiB, and the share of rounding that is worth a word.
+_MOST_MIB_POWER, _ROUNDED_SHARE = 12, 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +98,31 @@ class Basis:
         """
         steps = (self.step, *self.others)
         return host_bytes_under(plan.policies, lambda first: steps_under(first, steps, self.dry_steps))
+
+    def describe_rounding(self, plan: Plan) -> str:
+        """Returns what rounding adds to a plan's pinned memory, and the option that avoids it; "" for little.
+
+        Args:
+            plan: The plan.
+
+        Raises:
+            PolicyError: A policy does not apply to the fullest step.
+        """
+        pinned = self.host_bytes_under(plan)
+        if not pinned or any(isinstance(each, Allocator) for each in plan.policies):
+            return ""
+        options = [Allocator(pinned_max_cached_size_mb=1 << power) for power in range(_MOST_MIB_POWER, -1, -1)]
+        sizes = [self.host_bytes_under(plan.with_policies((option,))) for option in options]
+        if min(sizes) > (1 - _ROUNDED_SHARE) * pinned:
+            return ""
+        # The largest limit with nearly all of the effect: what is below it is kept and used again.
+        least = min(sizes) + (pinned - min(sizes)) // 10
+        option, size = next((each, size) for each, size in zip(options, sizes, strict=True) if size <= least)
+        setting = f"pinned_max_cached_size_mb:{option.pinned_max_cached_size_mb}"
+        return (
+            f"the plan pins {format_bytes(pinned)} on the host, as torch rounds each copy up to a power of two; "
+            f"--allocator {setting} makes it {format_bytes(size)}, but larger copies are then pinned anew each time."
+        )
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
         """Returns a plan with its prediction over all steps, and the fullest predicted step.

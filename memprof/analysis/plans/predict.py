@@ -174,7 +174,12 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
         stages=tuple(stages),
         step=predicted,
         basis=basis,
-        warnings=(*step_warnings(trace, basis.step), *basis.warnings, *plan.caveats(basis.step)),
+        warnings=(
+            *step_warnings(trace, basis.step),
+            *basis.warnings,
+            *plan.caveats(basis.step),
+            *filter(None, [basis.describe_rounding(plan)]),
+        ),
     )
 
 

@@ -77,7 +77,9 @@ def describe_recorded(found: Suggestion) -> str:
 def caveats(found: Suggestion) -> list[str]:
     """Returns what to know of the figures."""
     early = "the search was stopped early; there may be faster plans."
-    return [*found.warnings, *([early] if found.answer.was_stopped else [])]
+    best = found.answer.best
+    rounding = "" if best is None else found.basis.describe_rounding(best.plan)
+    return [*found.warnings, *filter(None, [rounding]), *([early] if found.answer.was_stopped else [])]
 
 
 def _peak(one: Candidate, checked: tuple[Checked, ...]) -> str:

@@ -59,7 +59,8 @@ def measure_effects(
         cost_us.append(_shares(one.added(time_us, owner, option.sizes)) * more_us)
         out_us.append(one.added(time_us, owner, option.sizes, SWAP_OUT))
         in_us.append(one.added(time_us, owner, option.sizes, SWAP_IN))
-        host.append(one.added(rounded_when_pinned(one.step.ops.read_bytes), owner, option.sizes, SWAP_OUT))
+        copied = rounded_when_pinned(one.step.ops.read_bytes, base.allocator_settings)
+        host.append(one.added(copied, owner, option.sizes, SWAP_OUT))
     sizes = [len(option.members) for option, _ in measured]
     modules = tuple(itertools.chain.from_iterable(option.members for option, _ in measured))
     cost, outs, ins = np.concatenate(cost_us), np.concatenate(out_us), np.concatenate(in_us)

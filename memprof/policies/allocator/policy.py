@@ -45,7 +45,7 @@ class Allocator(Policy):
         garbage_collection_threshold: Free cached blocks above this fraction of the process's memory limit, between 0
             and 1; 0 keeps the default. Effective only where ``set_per_process_memory_fraction`` set a limit.
         pinned_max_round_threshold_mb: Do not round larger requests of pinned host memory up to a power of two, in MiB;
-            0 rounds all. Predicted host bytes are those of rounding, an upper bound.
+            0 rounds all.
         pinned_max_cached_size_mb: Return larger blocks of pinned memory to the system when they are freed, and do not
             round them, in MiB; 0 caches all.
     """
@@ -138,6 +138,17 @@ class Allocator(Policy):
             except (KeyError, ValueError):
                 raise PolicyError(f"--allocator: invalid {key} {value!r}.") from None
         return cls(**settings)  # type: ignore[arg-type]  # each value was parsed with its key's own type
+
+    @property
+    def caveat(self) -> str:
+        """What torch 2.13 does to blocks that it keeps without rounding them: it looks at their power of two alone."""
+        kept = self.pinned_max_cached_size_mb
+        if not self.pinned_max_round_threshold_mb or 0 < kept <= self.pinned_max_round_threshold_mb:
+            return ""
+        return (
+            "torch 2.13 may serve a pinned request from a freed block that is too small where sizes are not rounded; "
+            f"set pinned_max_cached_size_mb:{self.pinned_max_round_threshold_mb} instead"
+        )
 
     def options(self) -> dict[str, str]:
         """Returns the options that are set, in torch's names and syntax."""

@@ -19,7 +19,8 @@ def host_bytes(step: Step, policy: OptimizerPolicy) -> int:
         step: The step before the policy.
         policy: The policy; nothing else of it matters.
     """
-    return int(rounded_when_pinned(step.storages.requested_bytes[moved_state(step)]).sum())
+    sizes = step.storages.requested_bytes[moved_state(step)]
+    return int(rounded_when_pinned(sizes, step.allocator_settings).sum())
 
 
 def moved_state(step: Step) -> Bools:

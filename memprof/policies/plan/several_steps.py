@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from memprof.errors import PolicyError
+from memprof.policies.allocator.policy import Allocator
 from memprof.policies.base import Policy
 from memprof.trace.schema import NONE, Memory
 from memprof.trace.step import Step
@@ -83,6 +84,8 @@ def host_bytes_under(policies: Sequence[Policy], steps_before: Callable[[tuple[P
         PolicyError: A policy that takes host memory does not fit the first step.
     """
     total: dict[int, int] = {}
+    options = (each.options() for each in policies if isinstance(each, Allocator))
+    settings = ",".join(f"{key}:{value}" for each in options for key, value in each.items())
     for count, policy in enumerate(policies):
         if not policy.takes_host:
             continue
@@ -90,7 +93,8 @@ def host_bytes_under(policies: Sequence[Policy], steps_before: Callable[[tuple[P
             before = steps_before(tuple(policies[:count]))
         except PolicyError:  # only a dry run of the whole plan shows it; state has the size that was recorded
             before = steps_before(())
-        for number, step in enumerate(before):
+        for number, recorded in enumerate(before):
+            step = replace(recorded, allocator_settings=f"{recorded.allocator_settings},{settings}")
             try:
                 total[number] = total.get(number, 0) + policy.host_bytes(step)
             except PolicyError:  # it leaves another step unchanged

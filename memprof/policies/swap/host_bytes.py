@@ -25,8 +25,8 @@ def host_bytes(step: Step, policy: Swap) -> int:
     """
     sizes = step.storages.requested_bytes
     if policy.what == "optimizer":
-        return int(rounded_when_pinned(sizes[state_to_move(step, policy)]).sum())
+        return int(rounded_when_pinned(sizes[state_to_move(step, policy)], step.allocator_settings).sum())
     if policy.what == "parameters":
-        return int(rounded_when_pinned(sizes[parameters_to_move(step, policy)[0]]).sum())
+        return int(rounded_when_pinned(sizes[parameters_to_move(step, policy)[0]], step.allocator_settings).sum())
     records = find_records(step, policy.modules, policy.minimum_bytes)
-    return pinned_peak(sizes[records.storage], records.packed, records.released)
+    return pinned_peak(sizes[records.storage], records.packed, records.released, step.allocator_settings)
