@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memprof.analysis.allocator.uncertainty import change_between, describe_torch, versions_of
 from memprof.launch.torch_versions import torch_pin
 from memprof.machines.card import architecture_of
-from memprof.trace.schema import Memory
+from memprof.trace.schema import Memory, Ops, Storages, Uses
 from memprof.units import format_bytes_between
 from tests.recorder.recorded import record
 
 MIB = 1 << 20
+#: fully_shard's copy of a unit's gradients into one buffer, in the type that they are reduced in.
+_COPY = "fsdp.chunk_cat.default"
 
 
 @pytest.mark.parametrize(
@@ -95,3 +99,26 @@ def test_a_verdict_names_the_torch_it_assumes(tmp_path: Path) -> None:
     assert text.startswith(f"assumes torch 2.13.0; the project asks for torch==2.4 (requirements.txt): {ranged}")
     trace.manifest = dataclasses.replace(trace.manifest, torch_pin="torch==2.13.0")
     assert describe_torch(trace) == "assumes torch 2.13.0"
+
+
+@pytest.mark.slow
+def test_fully_shard_in_16_bits_takes_more_from_2_15_on_where_it_chooses_no_type(tmp_path: Path) -> None:
+    """Without reduce_dtype, 2.15 reduces as 2.13 does with reduce_dtype=float32: the range holds that job's peak.
+
+    A job that says float32 takes the same in all versions.
+    """
+    shutil.copytree(Path(__file__).parents[1] / "virtual" / "rank_jobs", tmp_path / "jobs")
+    (tmp_path / "jobs" / "requirements.txt").write_text("torch==2.15\n")
+    job = "jobs/fsdp.py"
+    said, buffers = {}, {}
+    for kind in ("short", "mixed"):
+        made = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "2", job, kind, name=f"{kind}.memprof")
+        said[kind] = describe_torch(made.trace)
+        peak = int(made.trace.table(Memory).allocated_bytes.max())
+        ops, uses = made.trace.table(Ops), made.trace.table(Uses)
+        copies = ops.op_id[ops.name == _COPY]
+        written = uses.storage_id[np.isin(uses.op_id, copies) & (uses.role == "mutate")]
+        buffers[kind] = int(made.trace.table(Storages).requested_bytes[written].max())
+    assert buffers["mixed"] == 2 * buffers["short"]
+    assert said["mixed"] == "assumes torch 2.13.0; the project asks for torch==2.15 (requirements.txt)"
+    assert f"allocated {format_bytes_between(peak, peak + buffers['short'])}, reserved" in said["short"]

@@ -20,6 +20,7 @@ from memprof.machines.outside import (
     work_area_interval,
     workspace_interval,
 )
+from memprof.replay.live import sum_during
 from memprof.trace.files.spool import DRY_RUN
 from memprof.trace.operator_facts import CONVOLUTIONS, FOURIER_TRANSFORMS, are_among
 from memprof.trace.schema import Memory, Ops, Storages, Uses
@@ -29,6 +30,9 @@ from memprof.units import format_bytes_between
 _Version = tuple[int, int]
 #: The versions that a range is given for.
 _VERSIONS: tuple[_Version, ...] = (*((1, minor) for minor in range(8, 14)), *((2, minor) for minor in range(16)))
+
+#: The first whose fully_shard reduces short gradients in the type of the parameters where the job chooses none.
+_FULL_REDUCTION: _Version = (2, 15)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,8 @@ def describe_torch(trace: Trace) -> str:
         return words
     peaks = [int(column[on_card].max()) for column in (memory.allocated_bytes, memory.reserved_bytes)]
     handles = int(np.count_nonzero(trace.table(Storages).name == "cuBLAS workspace"))
-    ends = np.array([change_between(architecture, assumed, each, handles, *peaks) for each in versions])
+    widened = _widened_bytes(trace, assumed)
+    ends = np.array([change_between(architecture, assumed, each, handles, *peaks, widened) for each in versions])
     if not ends.any():
         return words
     between = [
@@ -142,8 +147,37 @@ def describe_torch(trace: Trace) -> str:
     return f"{words}{named}: {', '.join(between)}"
 
 
+def _widened_bytes(trace: Trace, assumed: _Version) -> int:
+    """Returns what fully_shard's buffers of 16-bit gradients take more at most in float32, that of the parameters.
+
+    Without ``reduce_dtype``, torch 2.15 and newer reduce in the type of the parameters, older ones in that of the
+    computation (torch/distributed/fsdp/_fully_shard/_fsdp_api.py). Buffers of the other type were chosen by the job.
+
+    Args:
+        trace: The recording.
+        assumed: Its version of torch.
+    """
+    ops, uses, storages = trace.table(Ops), trace.table(Uses), trace.table(Storages)
+    is_copy = np.isin(uses.op_id, ops.op_id[np.char.startswith(ops.name.astype(str), "fsdp.chunk_cat")])
+    used, is_read = uses.storage_id[is_copy], uses.role[is_copy] == "read"
+    is_short = np.isin(storages.dtype, ("bfloat16", "float16"))
+    is_full = assumed >= _FULL_REDUCTION
+    buffers = np.unique(used[~is_read])
+    buffers = buffers[is_short[buffers] != is_full]
+    if is_short[storages.category == "parameter"].any() or not is_short[used[is_read]].any() or not len(buffers):
+        return 0
+    more = storages.requested_bytes[buffers] // (2 if is_full else 1)
+    return int(sum_during(storages.take(buffers), len(ops), more).max())
+
+
 def change_between(
-    architecture: Architecture, assumed: _Version, other: _Version, handles: int, allocated: int, reserved: int
+    architecture: Architecture,
+    assumed: _Version,
+    other: _Version,
+    handles: int,
+    allocated: int,
+    reserved: int,
+    widened: int = 0,
 ) -> tuple[int, int, int, int]:
     """Returns the fewest and the most bytes that another version allocates beyond one, and reserves.
 
@@ -154,6 +188,7 @@ def change_between(
         handles: Handles of cuBLAS.
         allocated: Allocated bytes under the known one.
         reserved: Reserved bytes under it.
+        widened: What buffers of reduced gradients take more in the type of the parameters.
     """
     less = handles * (architecture.older_workspace_bytes - architecture.cublas_workspace_bytes)
     # The first version, the first that does not any more, and how many bytes more than the newest it takes: what is
@@ -163,6 +198,7 @@ def change_between(
         ((1, 0), (2, 9), 0, handles * LT_WORKSPACE_BYTES),  # allocated for each call
         ((1, 0), (2, 12), less, less),
         ((1, 0), (2, 0), -0.03 * allocated, 0.2 * allocated),  # three TimeSformers and SlowFasts of torch 1.x
+        (_FULL_REDUCTION, (3, 0), 0, widened),
     )
     least = most = 0.0
     for since, before, *bounds in known:

@@ -1,4 +1,4 @@
-"""fully_shard and its settings, or FSDP1: ``fsdp.py [mixed|offload|kept|pairs|prefetch|hybrid|saved|old|old_grad]``."""
+"""fully_shard and its settings, or FSDP1: ``fsdp.py [mixed|short|offload|kept|pairs|prefetch|hybrid|saved|old|old_grad]``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ if KIND != "offload":
 options: dict[str, object] = {}
 if KIND == "mixed":
     options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+if KIND == "short":  # the type of the reduction is torch's choice
+    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 if KIND == "offload":
     options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
 if KIND in ("kept", "pairs"):
