@@ -147,7 +147,7 @@ def find_machine(name: str) -> Accelerator:
         raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
     # A slip changes neither the letters of a family nor the first digit of a generation.
     family = _family(key)
-    related = [known for known in keys if _family(known) == family]
+    related = [known for known in keys if _family(known) == family and (family or known.startswith(key))]
     longer = [known for known in related if key and known.startswith(key)]
     alike = longer or related
     near = difflib.get_close_matches(key, alike, n=4, cutoff=0.3 if longer else 0.6)
