@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_two_builds_are_equal(dist: Path, tmp_path: Path) -> None:
             shutil.copyfile(ROOT / name, copied / name)
             (copied / name).chmod((ROOT / name).stat().st_mode)
     assert _build(copied, tmp_path / "dist") == {path.name: path.read_bytes() for path in dist.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_skill(dist: Path) -> None:
+    """Installed, SKILL.md is next to the package's modules: files("memprof") / "SKILL.md"."""
+    (wheel,) = dist.glob("*.whl")
+    assert zipfile.ZipFile(wheel).read("memprof/SKILL.md") == (ROOT / "SKILL.md").read_bytes()
 
 
 def test_the_description_on_the_index_has_addresses() -> None:

@@ -141,8 +141,8 @@ def inline_commands(text: str, name: str) -> list[Command]:
 
 
 def pages() -> list[Path]:
-    """Returns README.md, AGENTS.md and the pages of docs/."""
-    return [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Returns README.md, AGENTS.md, SKILL.md and the pages of docs/."""
+    return [*(ROOT / name for name in ("README.md", "AGENTS.md", "SKILL.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def page_commands() -> list[Command]:

@@ -142,6 +142,16 @@ def _anchors(page: Path) -> Iterator[str]:
             yield anchor
 
 
+def test_the_skill_says_what_it_is_and_when_to_use_it() -> None:
+    """Its header has a name and a description of at most 1,024 characters, by which an assistant chooses it."""
+    head, text = re.fullmatch(r"---\n(.*?)\n---\n(.*)", (ROOT / "SKILL.md").read_text(), re.DOTALL).groups()  # type: ignore[union-attr]
+    described = re.search(r"^description: >-\n((?:  .*\n)+)", head, re.MULTILINE)
+    assert "name: memprof\n" in head
+    assert described is not None
+    assert 200 < len(" ".join(described[1].split())) <= 1024
+    assert len(text.splitlines()) <= 100
+
+
 def test_the_readme_fits_two_screens() -> None:
     """README.md is at most a hundred lines."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
