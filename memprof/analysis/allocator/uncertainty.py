@@ -135,8 +135,8 @@ def describe_torch(trace: Trace) -> str:
         return words
     peaks = [int(column[on_card].max()) for column in (memory.allocated_bytes, memory.reserved_bytes)]
     handles = int(np.count_nonzero(trace.table(Storages).name == "cuBLAS workspace"))
-    widened = _widened_bytes(trace, assumed)
-    ends = np.array([change_between(architecture, assumed, each, handles, *peaks, widened) for each in versions])
+    more = _widened_bytes(trace, assumed)
+    ends = np.array([change_between(architecture, assumed, each, handles, *peaks, widened=more) for each in versions])
     if not ends.any():
         return words
     between = [
@@ -157,8 +157,8 @@ def _widened_bytes(trace: Trace, assumed: _Version) -> int:
         trace: The recording.
         assumed: Its version of torch.
     """
-    ops, uses, storages = trace.table(Ops), trace.table(Uses), trace.table(Storages)
-    is_copy = np.isin(uses.op_id, ops.op_id[np.char.startswith(ops.name.astype(str), "fsdp.chunk_cat")])
+    names, uses, storages = trace.columns(Ops, "name")["name"], trace.table(Uses), trace.table(Storages)
+    is_copy = np.array([str(name).startswith("fsdp.chunk_cat") for name in names.distinct])[names.codes][uses.op_id]
     used, is_read = uses.storage_id[is_copy], uses.role[is_copy] == "read"
     is_short = np.isin(storages.dtype, ("bfloat16", "float16"))
     is_full = assumed >= _FULL_REDUCTION
@@ -167,7 +167,7 @@ def _widened_bytes(trace: Trace, assumed: _Version) -> int:
     if is_short[storages.category == "parameter"].any() or not is_short[used[is_read]].any() or not len(buffers):
         return 0
     more = storages.requested_bytes[buffers] // (2 if is_full else 1)
-    return int(sum_during(storages.take(buffers), len(ops), more).max())
+    return int(sum_during(storages.take(buffers), len(names), more).max())
 
 
 def change_between(

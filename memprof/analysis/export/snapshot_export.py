@@ -136,17 +136,17 @@ def _chunk(
     address = np.concatenate([done.address[allocation[own]], np.array([one.address for one in log], dtype=np.int64)])
     size = np.concatenate([requests.size[allocation[own]], np.array([one.size for one in log], dtype=np.int64)])
     none = np.zeros(len(row), dtype=np.int8)
-    return EventRows(
-        action=action[order],
-        address=address[order],
-        size=size[order],
-        stream=requests.stream[about],
-        time_us=start_us[np.maximum(op_id[row], 0)] if len(start_us) else np.zeros(len(row)),
-        stack_id=stack_of[about],
-        note=np.where(is_log, 0, note_of[about]),
-        context=none,
-        pool=none,
-    )
+    return {
+        "action": action[order],
+        "addr": address[order],
+        "size": size[order],
+        "stream": requests.stream[about],
+        "time_us": start_us[np.maximum(op_id[row], 0)] if len(start_us) else np.zeros(len(row)),
+        "compile_context": none,
+        "user_metadata": np.where(is_log, 0, note_of[about]),
+        "pool_id": none,
+        "frames": stack_of[about],
+    }
 
 
 def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
@@ -173,15 +173,12 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
             }
         )
     table = Segments.of(**{name: [row[name] for row in rows] for name in rows[0]}) if rows else Segments.empty()
-    return table, Blocks(
-        segment=np.array([row for row, _ in blocks], dtype=np.int64),
-        address=np.array([block.address for _, block in blocks], dtype=np.int64),
-        size=np.array([block.size for _, block in blocks], dtype=np.int64),
-        requested=np.array([block.requested for _, block in blocks], dtype=np.int64),
-        state=np.array([names.get(block.state, PENDING) for _, block in blocks], dtype=object),
-        stack_id=np.array(
-            [NONE if block.state == FREE else stack_of[block.allocation] for _, block in blocks], dtype=np.int64
-        ),
+    stacks = [NONE if block.state == FREE else int(stack_of[block.allocation]) for _, block in blocks]
+    return table, Blocks.of(
+        [
+            (row, block.address, block.size, block.requested, names.get(block.state, PENDING), stack)
+            for (row, block), stack in zip(blocks, stacks, strict=True)
+        ]
     )
 
 
@@ -265,23 +262,23 @@ def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
 def _history(events: AllocatorEvents) -> History:
     action, note = Coded.of(events.action), Coded.of(events.user_metadata)
     context, pool = Coded.of(events.compile_context), Coded.of(events.pool)
-    rows = EventRows(
-        action=action.codes,
-        address=events.address,
-        size=events.size_bytes,
-        stream=events.stream,
-        time_us=events.time_us,
-        stack_id=events.stack_id,
-        note=note.codes,
-        context=context.codes,
-        pool=pool.codes,
-    )
+    rows: EventRows = {
+        "action": action.codes,
+        "addr": events.address,
+        "size": events.size_bytes,
+        "stream": events.stream,
+        "time_us": events.time_us,
+        "compile_context": context.codes,
+        "user_metadata": note.codes,
+        "pool_id": pool.codes,
+        "frames": events.stack_id,
+    }
     return History(
         actions=action.distinct.tolist(),
         notes=note.distinct.tolist(),
         contexts=context.distinct.tolist(),
         pools=pool.distinct.tolist(),
-        chunks=(rows.take(slice(low, low + _CHUNK)) for low in range(0, len(events), _CHUNK)),
+        chunks=({key: one[low : low + _CHUNK] for key, one in rows.items()} for low in range(0, len(events), _CHUNK)),
     )
 
 
@@ -302,11 +299,4 @@ def _blocks(events: AllocatorEvents, segments: Segments) -> Blocks:
             position = address + size
         if position < end:
             rows.append((row, position, end - position, 0, INACTIVE, NONE))
-    return Blocks(
-        segment=np.array([one[0] for one in rows], dtype=np.int64),
-        address=np.array([one[1] for one in rows], dtype=np.int64),
-        size=np.array([one[2] for one in rows], dtype=np.int64),
-        requested=np.array([one[3] for one in rows], dtype=np.int64),
-        state=np.array([one[4] for one in rows], dtype=object),
-        stack_id=np.array([one[5] for one in rows], dtype=np.int64),
-    )
+    return Blocks.of(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -51,39 +51,17 @@ class Blocks:
     state: Texts
     stack_id: Ints
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int, str, int]]) -> Blocks:
+        """Builds the table from rows in the order of its columns."""
+        columns = list(zip(*rows, strict=True)) or [()] * 6
+        types = (np.int64, np.int64, np.int64, np.int64, np.object_, np.int64)
+        return cls(*(np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)))
 
-Codes = npt.NDArray[np.integer[Any]]
 
-
-@dataclass(frozen=True, eq=False)
-class EventRows:
-    """Some consecutive events; each of shape ``(events,)``.
-
-    Attributes:
-        action: Action, as an index into the history's ``actions``.
-        address: First byte; of an ``oom``, the free bytes of the device.
-        size: Size in bytes.
-        stream: The stream.
-        time_us: Time, NaN where unknown.
-        stack_id: Stack, NONE where unknown.
-        note: Index into ``notes``.
-        context: Index into ``contexts``.
-        pool: Index into ``pools``.
-    """
-
-    action: Codes
-    address: Ints
-    size: Ints
-    stream: Ints
-    time_us: Floats
-    stack_id: Ints
-    note: Codes
-    context: Codes
-    pool: Codes
-
-    def take(self, rows: slice) -> EventRows:
-        """Returns some of the events."""
-        return EventRows(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+#: Columns of some consecutive events by the key that a snapshot has for each; those that texts are shared of are codes.
+#: ``addr`` is the free bytes of the device for an ``oom``, ``frames`` the stack or NONE, ``time_us`` NaN where unknown.
+EventRows = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +73,8 @@ class History:
         notes: What is noted of events, as texts or by key; "" for nothing.
         contexts: Names of compiled regions; "" for none.
         pools: Memory pools, as ``0,0``; "" for the default one.
-        chunks: The events, generated chunk by chunk.
+        chunks: The events, generated chunk by chunk; ``action``, ``user_metadata``, ``compile_context`` and ``pool_id``
+            are indices into the above.
     """
 
     actions: Sequence[str]
@@ -157,22 +136,19 @@ def _history(
     """Yields the columns of each chunk of events."""
     of_key = dict(zip(_KEYS, key_numbers.tolist(), strict=True))
     address_keys = np.array([of_key["device_free" if one == "oom" else "addr"] for one in history.actions])
+    shared = dict(
+        zip(("action", "user_metadata", "compile_context", "pool_id"), (actions, notes, contexts, pools), strict=True)
+    )
+    shared["frames"] = stacks
     for events in history.chunks:
-        values = {
-            "action": Cells(actions[events.action], is_shared=True),
-            "addr": Cells(events.address),
-            "size": Cells(events.size),
-            "stream": Cells(events.stream),
-            "time_us": Cells(_whole(events.time_us)),
-            "compile_context": Cells(contexts[events.context], is_shared=True),
-            "user_metadata": Cells(notes[events.note], is_shared=True),
-            "pool_id": Cells(pools[events.pool], is_shared=True),
-            "frames": Cells(stacks[events.stack_id], is_shared=True),
+        values = {name: events[name] for name in _KEYS if name in events} | {"time_us": _whole(events["time_us"])}
+        keys = {name: Cells(np.full(len(values["size"]), of_key[name]), is_shared=True) for name in values}
+        keys["addr"] = Cells(address_keys[events["action"]], is_shared=True)
+        cells = {
+            name: Cells(shared[name][one], is_shared=True) if name in shared else Cells(one)
+            for name, one in values.items()
         }
-        count = len(events.action)
-        keys = {name: Cells(np.full(count, of_key[name]), is_shared=True) for name in values}
-        keys["addr"] = Cells(address_keys[events.action], is_shared=True)
-        yield [(keys[name], values[name]) for name in values]
+        yield [(keys[name], cells[name]) for name in values]
 
 
 def _whole(time_us: Floats) -> Ints:

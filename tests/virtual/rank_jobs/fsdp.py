@@ -1,4 +1,4 @@
-"""fully_shard and its settings, or FSDP1: ``fsdp.py [mixed|short|offload|kept|pairs|prefetch|hybrid|saved|old|old_grad]``."""
+"""fully_shard and its settings, or FSDP1: ``fsdp.py [mixed|short|offload|kept|pairs|prefetch|hybrid|saved|old...]``."""
 
 from __future__ import annotations
 
