@@ -133,10 +133,10 @@ def describe_torch(trace: Trace) -> str:
     on_card = memory.reserved_bytes >= 0
     if architecture is None or not on_card.any() or not versions:
         return words
-    peaks = [int(column[on_card].max()) for column in (memory.allocated_bytes, memory.reserved_bytes)]
+    peaks = int(memory.allocated_bytes[on_card].max()), int(memory.reserved_bytes[on_card].max())
     handles = int(np.count_nonzero(trace.table(Storages).name == "cuBLAS workspace"))
     more = _widened_bytes(trace, assumed)
-    ends = np.array([change_between(architecture, assumed, each, handles, *peaks, widened=more) for each in versions])
+    ends = np.array([change_between(architecture, assumed, each, handles, *peaks, more) for each in versions])
     if not ends.any():
         return words
     between = [
