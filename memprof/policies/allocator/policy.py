@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
@@ -25,8 +25,27 @@ _READ: dict[str, Callable[[str], bool | int | float]] = {
     "pinned_max_round_threshold_mb": int,
     "pinned_max_cached_size_mb": int,
 }
-#: Blocks up to this size are always split: torch rejects a lower limit.
-_LEAST_SPLIT_MB = 20
+#: Which values are valid, as torch decides when the job starts, and how they are called. Blocks of up to 20 MiB are
+#: always split: torch rejects a lower limit.
+_VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "expandable_segments": (lambda value: type(value) is bool, "true or false"),
+    "max_split_size_mb": (
+        lambda value: type(value) is int and (not value or value > 20),
+        "a whole number of MiB above 20, or 0 for the default",
+    ),
+    "roundup_power2_divisions": (
+        lambda value: type(value) is int and value >= 0 and not value & (value - 1),
+        "a power of two such as 4, or 0 for the default",
+    ),
+    "garbage_collection_threshold": (
+        lambda value: type(value) in (int, float) and 0 <= value < 1,
+        "a share of the device's memory above 0 and below 1, or 0 for the default",
+    ),
+    **dict.fromkeys(
+        ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
+        (lambda value: type(value) is int and value >= 0, "a whole number of MiB, or 0 for the default"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -73,33 +92,10 @@ class Allocator(Policy):
         Raises:
             PolicyError: A setting is invalid, or none is set.
         """
-        split, divisions = self.max_split_size_mb, self.roundup_power2_divisions
-        threshold = self.garbage_collection_threshold
-        if type(self.expandable_segments) is not bool:
-            raise PolicyError(
-                f"allocator: expandable_segments must be true or false, not {self.expandable_segments!r}."
-            )
-        if type(split) is not int or (split and split <= _LEAST_SPLIT_MB):
-            raise PolicyError(
-                f"allocator: max_split_size_mb must be a whole number of MiB above {_LEAST_SPLIT_MB}, or 0 for the "
-                f"default, not {split!r}."
-            )
-        if type(divisions) is not int or divisions < 0 or divisions & (divisions - 1):
-            raise PolicyError(
-                "allocator: roundup_power2_divisions must be a power of two such as 4, or 0 for the default, not "
-                f"{divisions!r}."
-            )
-        if type(threshold) not in (int, float) or not 0 <= threshold < 1:
-            raise PolicyError(
-                "allocator: garbage_collection_threshold must be a share of the device's memory above 0 and below 1, "
-                f"or 0 for the default, not {threshold!r}."
-            )
-        for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
-            size = getattr(self, key)
-            if type(size) is not int or size < 0:
-                raise PolicyError(
-                    f"allocator: {key} must be a whole number of MiB, or 0 for the default, not {size!r}."
-                )
+        for key, (is_valid, words) in _VALID.items():
+            value = getattr(self, key)
+            if not is_valid(value):
+                raise PolicyError(f"allocator: {key} must be {words}, not {value!r}.")
         if not self.options():
             raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
 

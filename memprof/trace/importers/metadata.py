@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +20,7 @@ _BETWEEN = "; "
 #: Key of the first operator that saves a storage for backward, as an export writes it.
 SAVED = "saved for backward by"
 #: Key of what becomes metadata of a storage.
-_TEXT = ""
+METADATA = ""
 
 
 def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> Texts:
@@ -63,35 +62,22 @@ def noted_phases(metadata: Sequence[str]) -> Texts:
     return np.array([named[text] if named[text] in allowed else "" for text in metadata], dtype=object)
 
 
-@dataclass(frozen=True, eq=False)
-class Exported:
-    """What an export of memprof's notes of each entry of a history, "" for nothing; each of shape ``(entries,)``.
+def read_exported(entries: Entries) -> Mapping[str, Texts] | None:
+    """Returns what an export of memprof's notes of each entry, ``""`` for nothing; None for other histories.
 
-    Attributes:
-        category: Category of what is allocated.
-        name: Name of a parameter, buffer or state.
-        operator: The operator that allocates.
-        module: Name and class of the module that owns or allocates it, such as ``layers.0 (Block)``.
-        metadata: Which operator saves it for backward first; of an earlier memprof's export, the whole text.
+    Returns:
+        By key, shape ``(entries,)`` each: ``category``, ``name``, ``operator``, ``module`` with its class, such as
+        ``layers.0 (Block)``, and METADATA: what saves it for backward, or all that an earlier memprof wrote.
     """
-
-    category: Texts
-    name: Texts
-    operator: Texts
-    module: Texts
-    metadata: Texts
-
-
-def read_exported(entries: Entries) -> Exported | None:
-    """Returns what an export of memprof's notes at each allocation; None for other histories."""
     notes = {text: _read(text) for text in dict.fromkeys(entries.user_metadata)}
     made = {entries.user_metadata[row] for row in np.flatnonzero(entries.action == ALLOC).tolist()}
     if not made or any(notes[text].get("category") not in CATEGORIES for text in made):
         return None
-    notes.update({text: {**note, _TEXT: f"{SAVED} {note[SAVED]}"} for text, note in notes.items() if SAVED in note})
+    for note in notes.values():
+        note.update({METADATA: f"{SAVED} {note[SAVED]}"} if SAVED in note else {})
     of_entry = [notes[text] for text in entries.user_metadata]
-    keys = ("category", "name", "operator", "module", _TEXT)
-    return Exported(*(np.array([note.get(key, "") for note in of_entry], dtype=object) for key in keys))
+    keys = ("category", "name", "operator", "module", METADATA)
+    return {key: np.array([note.get(key, "") for note in of_entry], dtype=object) for key in keys}
 
 
 def exported_modules(titles: Sequence[str]) -> CalledModules:
@@ -124,7 +110,7 @@ def exported_modules(titles: Sequence[str]) -> CalledModules:
 def _read(text: str) -> dict[str, str]:
     """Returns the texts that metadata holds by key; of an earlier memprof's export, its category."""
     if not text.startswith("{"):
-        return {"category": text.partition(" ")[0], _TEXT: text}
+        return {"category": text.partition(" ")[0], METADATA: text}
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

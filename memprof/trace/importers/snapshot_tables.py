@@ -13,7 +13,7 @@ from memprof.trace.importers.called_modules import CalledModules, find_modules
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import HOST, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
-from memprof.trace.importers.metadata import Exported, exported_modules, noted_of_lives, noted_phases, read_exported
+from memprof.trace.importers.metadata import METADATA, exported_modules, noted_of_lives, noted_phases, read_exported
 from memprof.trace.importers.phases import FindPhases, Phases, step_table
 from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
 from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
@@ -38,6 +38,8 @@ from memprof.trace.schema import (
 )
 from memprof.trace.step import sum_at
 
+#: What an export of memprof's notes of each entry, by key; None for other histories.
+Exported = Mapping[str, Texts] | None
 #: Names of the rows that are not allocations of the history.
 BEGINNING = "(recording begins)"
 AT_END = "(in use at the end)"
@@ -87,7 +89,7 @@ def device_tables(
     # The rows of an end state are in no order of time.
     stacks = rows.stacks if device.facts.has_timeline and reads_modules else []
     exported = read_exported(device.entries)
-    titles = [] if exported is None else _at(exported.module, rows.entry).tolist()
+    titles = [] if exported is None else _at(exported["module"], rows.entry).tolist()
     called = (
         exported_modules(titles) if any(titles) and reads_modules else find_modules(stacks, phases.step, phases.phase)
     )
@@ -166,11 +168,11 @@ def _end_state(device: DeviceHistory) -> _Rows:
     )
 
 
-def _ops(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, exported: Exported | None) -> Ops:
+def _ops(device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, exported: Exported) -> Ops:
     is_taken = rows.entry != NONE
     names = [stack.operator or stack.function or ("(no stack)" if taken else AT_END) for stack, taken in _named(rows)]
     if exported is not None:
-        names = [operator or name for operator, name in zip(_at(exported.operator, rows.entry), names, strict=True)]
+        names = [operator or name for operator, name in zip(_at(exported["operator"], rows.entry), names, strict=True)]
     names[0] = BEGINNING
     stream = np.zeros(len(rows), dtype=np.int64)
     stream[is_taken] = device.entries.stream[rows.entry[is_taken]]
@@ -192,14 +194,14 @@ def _named(rows: _Rows) -> list[tuple[Stack, bool]]:
 
 
 def _storages(
-    device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, order: Ints, exported: Exported | None
+    device: DeviceHistory, rows: _Rows, phases: Phases, called: CalledModules, order: Ints, exported: Exported
 ) -> Storages:
     lives, purposes = device.lives, _purposes(device, rows, phases)
     noted, name = noted_of_lives(device.entries, device.blocks, lives), np.full(len(order), "", dtype=object)
     if exported is not None and device.number != HOST:
-        name, noted = _at(exported.name, lives.alloc), _at(exported.metadata, lives.alloc)
+        name, noted = _at(exported["name"], lives.alloc), _at(exported[METADATA], lives.alloc)
         made = lives.alloc != NONE
-        purposes.category[made], purposes.how[made] = exported.category[lives.alloc[made]], BY_PROFILER
+        purposes.category[made], purposes.how[made] = exported["category"][lives.alloc[made]], BY_PROFILER
     return Storages.of(
         storage_id=np.arange(len(order)),
         category=purposes.category[order],
