@@ -1,4 +1,4 @@
-"""A step being rewritten: operators and storages are added, changed and removed."""
+"""A step being rewritten: operators and storages are added and changed, storages removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Texts, Uses
+from memprof.trace.schema import NONE, Floats, Ints, Memory, ModuleCalls, Ops, Saved, Storages, Texts, Uses
 from memprof.trace.step import Step, rows_of
 
 
@@ -17,7 +17,7 @@ class Draft:
     While it is a draft, ids are those of the step it began with; what is inserted takes the next free ones. ``build``
     puts everything in order and numbers it anew. The tables may be replaced as a whole (``draft.storages =
     draft.storages.replace(...)``), but operators and storages are added with the methods that return their ids, and
-    removed with ``remove_ops`` and ``remove_storages`` only.
+    storages removed with ``remove_storages`` only.
 
     Attributes:
         ops: Operators; ``op_id`` is the row.
@@ -38,7 +38,6 @@ class Draft:
         self.module_calls: ModuleCalls = step.module_calls
         self.duration_us = step.duration_us
         self._place: Floats = np.arange(len(step.ops), dtype=np.float64)
-        self._is_removed: Bools = np.zeros(len(step.ops), dtype=np.bool_)
         self._gone_storages: list[Ints] = []
 
     def insert_ops(self, rows: Ops, before: int | Ints) -> Ints:
@@ -57,7 +56,6 @@ class Draft:
         ids = np.arange(len(self.ops), len(self.ops) + len(rows))
         self.ops = Ops.joined((self.ops, rows.replace(op_id=ids)))
         self._place = np.append(self._place, np.broadcast_to(np.asarray(before) - 0.5, len(rows)))
-        self._is_removed = np.append(self._is_removed, np.zeros(len(rows), dtype=np.bool_))
         return ids
 
     def insert_storages(self, rows: Storages) -> Ints:
@@ -169,18 +167,10 @@ class Draft:
         self.saved = self.saved.take(~np.isin(self.saved.storage_id, storage_ids))
 
     def ranks(self) -> Ints:
-        """Returns the position of each operator in the order in which they run, removed ones included, ``(ops,)``."""
+        """Returns the position of each operator in the order in which they run, ``(ops,)``."""
         ranks = np.empty(len(self.ops), dtype=np.int64)
         ranks[np.argsort(self._place, kind="stable")] = np.arange(len(ranks))
         return ranks
-
-    def remove_ops(self, op_ids: Ints) -> None:
-        """Takes operators out, with their uses and what they save.
-
-        Storages they make or are freed after must be changed by the caller first. Module calls that begin or end
-        with one of them shrink.
-        """
-        self._is_removed[op_ids] = True
 
     def remove_storages(self, storage_ids: Ints) -> None:
         """Takes storages out, with every use of them and what was saved of them."""
@@ -193,7 +183,6 @@ class Draft:
             InvariantError: The step is inconsistent, such as a storage freed before it is made.
         """
         order = np.argsort(self._place, kind="stable")
-        order = order[~self._is_removed[order]]
         new_op = np.full(len(self.ops) + 1, NONE, dtype=np.int64)  # the last stands for NONE
         new_op[order] = np.arange(len(order))
         ops = self.ops.take(order)
@@ -215,11 +204,10 @@ class Draft:
         more = len(self.storages) - len(self._step.storage_ids)
         known = np.append(self._step.storage_ids, np.full(more, NONE))
 
-        uses = self.uses.take((new_op[self.uses.op_id] != NONE) & (new_storage[self.uses.storage_id] != NONE))
+        uses = self.uses.take(new_storage[self.uses.storage_id] != NONE)
         uses = uses.replace(op_id=new_op[uses.op_id], storage_id=new_storage[uses.storage_id])
         uses = uses.take(np.argsort(uses.op_id, kind="stable"))
-        is_kept = (new_op[self.saved.forward_op_id] != NONE) & (new_storage[self.saved.storage_id] != NONE)
-        saved = self.saved.take(is_kept)
+        saved = self.saved.take(new_storage[self.saved.storage_id] != NONE)
         saved = saved.replace(
             storage_id=new_storage[saved.storage_id],
             forward_op_id=new_op[saved.forward_op_id],
@@ -241,7 +229,7 @@ class Draft:
         return step
 
     def _calls(self, new_op: Ints, order: Ints) -> ModuleCalls:
-        """Renumbers the module calls; what is inserted or removed at their edges stays outside or makes them shrink."""
+        """Renumbers the module calls; what is inserted at their edges stays outside."""
         calls = self.module_calls
         # Ids above those of the original step have no place among its calls: they are their own.
         places = self._place[order]
