@@ -69,7 +69,8 @@ def test_a_plan_that_pins_much_names_the_option_that_cures_rounding() -> None:
     assert Basis(step).host_bytes_under(plan) == 4 << 30
     assert Basis(step).describe_rounding(plan) == (
         "the plan pins 4.00 GiB on the host, as torch rounds each copy up to a power of two; with torch 2.13 or newer, "
-        "--allocator pinned_max_cached_size_mb:2048 makes it 2.25 GiB, but larger copies are then pinned anew each time."
+        "--allocator pinned_max_cached_size_mb:2048 makes it 2.25 GiB, but larger copies are "
+        "then pinned anew each time."
     )
     option = Allocator(pinned_max_cached_size_mb=2048)
     cured = plan.with_policies((option,)), replace(step, allocator_settings="pinned_max_cached_size_mb:2048")

@@ -121,8 +121,8 @@ class Basis:
         setting = f"pinned_max_cached_size_mb:{option.pinned_max_cached_size_mb}"
         return (
             f"the plan pins {format_bytes(pinned)} on the host, as torch rounds each copy up to a power of two; "
-            f"with torch 2.13 or newer, --allocator {setting} makes it {format_bytes(size)}, but larger copies are then "
-            "pinned anew each time."
+            f"with torch 2.13 or newer, --allocator {setting} makes it {format_bytes(size)}, but larger copies are "
+            "then pinned anew each time."
         )
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
