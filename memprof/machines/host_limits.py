@@ -43,6 +43,23 @@ def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | N
     return min(limits, key=lambda limit: limit.free_bytes, default=None)
 
 
+def named_limits(proc: Path = _PROC, cgroups: Path = _CGROUPS, shared: str = "/dev/shm") -> dict[str, HostLimit]:
+    """Returns the limits that the processes of a job share, by their names in a recording; those that exist.
+
+    Args:
+        proc: The proc file system.
+        cgroups: The cgroup file system.
+        shared: The file system of shared memory.
+    """
+    try:
+        space = os.statvfs(shared)
+        pages = HostLimit(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+    except (OSError, AttributeError):  # Windows has no statvfs
+        pages = None
+    found = {"control group": cgroup_limit(proc, cgroups), "machine": machine_memory(proc), "/dev/shm": pages}
+    return {name: limit for name, limit in found.items() if limit is not None and limit.total_bytes}
+
+
 def machine_memory(proc: Path = _PROC) -> HostLimit | None:
     """Returns the machine's memory and how much is available without swapping; None where not reported."""
     known = {}

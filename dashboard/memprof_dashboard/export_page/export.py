@@ -200,7 +200,7 @@ def _whole_job(report: Report) -> list[Html]:
     devices = [
         section(f"All of {use.device}", "At its fullest.", table(run_tables.device(use))) for use in report.devices
     ]
-    host = [section("Host memory", "Peak over the whole job.", table(run_tables.host(report)))] * bool(report.host)
+    host = [section("Host memory", "Peak over the whole job.", table(run_tables.host(report)))] * bool(report.host.processes)
     return [*devices, *host]
 
 

@@ -80,6 +80,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     """
     from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.allocator.uncertainty import describe_torch
+    from memprof.analysis.host_memory import HostUse
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
@@ -90,6 +91,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
+    of_host = " ".join(HostUse.of(trace).warnings())
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     if compared is not None and compared.worst is not None:
         trace = trace.rank_trace(compared.worst)
@@ -135,6 +137,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         ends,
         *missed,
         result.remark,
+        of_host,
         *job_notes(trace, is_part=bool(part)),
         part,
     ]
