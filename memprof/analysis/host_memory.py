@@ -6,16 +6,26 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
-from memprof.trace.schema import NONE, Floats, HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.machines.host_limits import SHARED, SHARED_ADVICE
+from memprof.trace.schema import NONE, Bools, Floats, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_count
 
 #: The display order of roles; any other comes last.
 ROLES = ("trainer", "worker", "child")
-_SHM = "/dev/shm"
+_FILES = "mapped files"
+_KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
+_FREED_PART = "freed, but kept by the C library"
+#: From this share on, freed memory is worth a row, and a sentence from these bytes on.
+_FREED, _FREED_BYTES = 0.1, 32 * 2**20
+#: Workers' memory of their own is worth a sentence from these bytes a worker on.
+_COPIED_BYTES = 64 * 2**20
+#: The fullest moment stands out from this multiple of the usual bytes on, and these bytes above it.
+_SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
 #: A limit is close from this share in use on.
 _CLOSE = 0.9
 #: Growth is looked for after this share of a process's life, in at least this many samples, and told from these bytes
@@ -23,7 +33,8 @@ _CLOSE = 0.9
 _SETTLED, _LEAST_SAMPLES, _GROWTH_BYTES, _GROWTH = 1 / 3, 6, 8 * 2**20, 0.05
 #: Share of the growth that the second half of the samples must have: what fills once does not go on.
 _GOES_ON = 0.3
-#: Bytes that a small object of Python takes at the least, and usual ones with what they refer to.
+_RETURNS = "MALLOC_ARENA_MAX=2 and MALLOC_TRIM_THRESHOLD_=131072 in the environment"
+#: Bytes that a small object of Python takes at the least.
 _BLOCK_BYTES = 64
 
 
@@ -140,21 +151,30 @@ class HostUse:
         return HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
 
     @cached_property
-    def _own_bytes(self) -> Ints:
-        """Bytes of no file of each sample's process. Shape (samples,).
+    def _kinds(self) -> dict[str, Ints]:
+        """Bytes of each kind of each sample's process, by the names of the columns. Shape (samples,).
 
-        Between two divisions into kinds, a change of the resident bytes counts as one of these.
+        Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
+        trainer's peak between two samples.
         """
-        own = np.full(len(self._samples), NONE, dtype=np.int64)
-        for pid in np.unique(self._samples.pid).tolist():
-            rows = np.flatnonzero(self._samples.pid == pid)
-            one = self._samples.take(rows)
+        samples = self._samples
+        kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in _KINDS}
+        for pid in np.unique(samples.pid).tolist():
+            rows = np.flatnonzero(samples.pid == pid)
+            one = samples.take(rows)
             known = np.flatnonzero(one.anonymous_bytes != NONE)
             if not len(known):
                 continue
             last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
-            own[rows] = np.maximum(one.anonymous_bytes[last] + one.rss_bytes - one.rss_bytes[last], 0)
-        return own
+            for name in _KINDS:
+                kinds[name][rows] = np.maximum(getattr(one, name)[last], 0)
+            changed = one.rss_bytes - one.rss_bytes[last]
+            if one.role[-1] == ROLES[0]:
+                most = np.maximum(one.peak_rss_bytes, one.rss_bytes)
+                before = np.maximum.accumulate(np.append(most[0], most[:-1]))
+                changed += np.where(most > before, most - one.rss_bytes, 0)
+            kinds["anonymous_bytes"][rows] = np.maximum(kinds["anonymous_bytes"][rows] + changed, 0)
+        return kinds
 
     @cached_property
     def fullest(self) -> tuple[HostPart, ...]:
@@ -162,13 +182,20 @@ class HostUse:
 
         Files that are mapped come last: most of their pages can be dropped and read again.
         """
-        best: dict[int, int] = {}
-        most = -1
-        for alive in self._rounds():
-            total = sum(self._bytes_of(row) for row in alive.values())
-            if total > most:
-                most, best = total, dict(alive)
-        return tuple(self._parts(list(best.values()))) if most > 0 else ()
+        return tuple(self._parts(list(self._fullest_rows.values()))) if self._totals.any() else ()
+
+    @cached_property
+    def _totals(self) -> Ints:
+        """Bytes in use by all processes after each sample, without mapped files. Shape (samples,)."""
+        kinds = self._kinds
+        sizes = (kinds["anonymous_bytes"] + kinds["shared_bytes"] + kinds["swapped_bytes"]).tolist()
+        return np.array([sum(sizes[row] for row in alive.values()) for alive in self._rounds()], dtype=np.int64)
+
+    @cached_property
+    def _fullest_rows(self) -> dict[int, int]:
+        """The last row of each process when most was in use, by its id."""
+        place = int(np.argmax(self._totals))
+        return dict(next(islice(self._rounds(), place, None)))
 
     @property
     def total_bytes(self) -> int:
@@ -178,7 +205,7 @@ class HostUse:
     @property
     def limit(self) -> HostLimit | None:
         """The limit of which least was left, besides that of /dev/shm; None where none is known."""
-        own = [one for one in self.limits if one.name != _SHM]
+        own = [one for one in self.limits if one.name != SHARED]
         return min(own, key=lambda one: one.total_bytes - one.used_bytes, default=None)
 
     def describe(self) -> str:
@@ -196,14 +223,48 @@ class HostUse:
                 yield _describe_limit(limit)
         for growth in self.growth:
             yield growth.describe()
+        yield from filter(None, (self._describe_workers(), self._describe_freed(), self._describe_spike()))
+
+    def _describe_workers(self) -> str:
+        """Returns that workers hold copies of their own, "" where they hold little."""
+        own = [one.maximum_private_bytes or 0 for one in self.processes if one.role == "worker"]
+        if len(own) < 2 or min(own) < _COPIED_BYTES or 2 * sum(own) < self.total_bytes:
+            return ""
+        return (
+            f"{len(own)} workers hold {format_bytes(sum(own))}, at least {format_bytes(min(own))} each, that no other "
+            "process shares: copies of the data set (Python copies a page when it counts references to an object in "
+            "it; arrays and tensors are shared), or what each loads."
+        )
+
+    def _describe_freed(self) -> str:
+        freed = sum(part.bytes for part in self.fullest if part.name == _FREED_PART)
+        if freed < max(_FREED_BYTES, 2 * _FREED * self.total_bytes):
+            return ""
+        return (
+            f"{format_bytes(freed)} of host memory were free, but kept by the C library's heap at the fullest moment; "
+            f"{_RETURNS} return such memory."
+        )
+
+    def _describe_spike(self) -> str:
+        """Returns that the fullest moment was short and far above the usual, "" where it was not."""
+        is_looked_at = self._is_looked_at
+        if max(np.unique(self._samples.pid[is_looked_at], return_counts=True)[1], default=0) < _LEAST_SAMPLES:
+            return ""
+        usual, most = int(np.median(self._totals[is_looked_at])), int(self._totals[is_looked_at].max())
+        place = int(np.flatnonzero(is_looked_at)[np.argmax(self._totals[is_looked_at])])
+        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(self._totals[is_looked_at] > 0.9 * most) > 0.2:
+            return ""
+        after = (self._samples.time_us[place] - self._samples.time_us[0]) / 1e6
+        return (
+            f"Host memory rose to {format_bytes(most)} for a moment, {after:.0f} s after the start, from "
+            f"{format_bytes(usual)} usually: something was held twice, as when a checkpoint is saved or loaded."
+        )
 
     @cached_property
     def growth(self) -> tuple[HostGrowth, ...]:
         """The processes that grow, those of one role together."""
         by_role: dict[str, list[HostGrowth]] = {}
-        times = self._samples.time_us
-        over_us = max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
-        is_looked_at = (times > self._recorded_us) & (times <= over_us) & (self._samples.heap_bytes != NONE)
+        is_looked_at = self._is_looked_at & (self._samples.heap_bytes != NONE)
         for process in self.processes:
             rows = np.flatnonzero(is_looked_at & (self._samples.pid == process.pid))
             found = _grown(self._samples.time_us[rows], self._samples.heap_bytes[rows])
@@ -214,6 +275,14 @@ class HostUse:
             growth = HostGrowth(process.role, 1, first, last, (to_us - from_us) / 1e6, cause)
             by_role.setdefault(process.role, []).append(growth)
         return tuple(_joined(alike) for alike in by_role.values())
+
+    @cached_property
+    def _is_looked_at(self) -> Bools:
+        """Which samples were taken while steps followed the recorded ones. Shape (samples,)."""
+        times = self._samples.time_us
+        over_us = max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
+        is_looked_at: Bools = (times > self._recorded_us) & (times <= over_us)
+        return is_looked_at
 
     def _rounds(self) -> Iterator[dict[int, int]]:
         """Yields the last row of each process that is alive, by its id, after every sample."""
@@ -231,28 +300,29 @@ class HostUse:
             alive[pid] = row
             yield alive
 
-    def _bytes_of(self, row: int) -> int:
-        samples = self._samples
-        others = max(int(samples.shared_bytes[row]), 0) + max(int(samples.swapped_bytes[row]), 0)
-        return max(int(self._own_bytes[row]), 0) + others
-
     def _parts(self, rows: list[int]) -> Iterator[HostPart]:
         roles = self._samples.role[rows].tolist()
-        own = np.maximum(self._own_bytes[rows], 0)
+        own = self._kinds["anonymous_bytes"][rows]
+        freed = np.minimum([self._freed_bytes(row) for row in rows], own)
+        if freed.sum() < _FREED * own.sum():
+            freed[:] = 0
         for role in sorted(set(roles), key=_place):
-            sizes = own[[one == role for one in roles]]
+            sizes = (own - freed)[[one == role for one in roles]]
             if not sizes.sum():
                 continue
             name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
             yield HostPart(name, int(sizes.sum()))
         others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
-        for name, column in others.items():
-            size = int(np.maximum(getattr(self._samples, column)[rows], 0).sum())
-            if size:
-                yield HostPart(name, size)
+        sums = {_FREED_PART: int(freed.sum())} | {
+            name: int(self._kinds[column][rows].sum()) for name, column in others.items()
+        }
+        yield from (HostPart(name, size) for name, size in sums.items() if size)
 
-
-_FILES = "mapped files"
+    def _freed_bytes(self, row: int) -> int:
+        """Returns what the heap of a sample's process had free at the last sample of the heap before."""
+        heap = self._heaps.get(int(self._samples.pid[row]), HostHeap.empty())
+        place = int(np.searchsorted(heap.time_us, self._samples.time_us[row], side="right")) - 1
+        return max(int(heap.free_bytes[place]), 0) if place >= 0 else 0
 
 
 def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
@@ -289,11 +359,8 @@ def _closest(limits: HostLimits) -> Iterator[HostLimit]:
 
 def _describe_limit(limit: HostLimit) -> str:
     full = f"{format_bytes(limit.used_bytes)} of {format_bytes(limit.total_bytes)} in use"
-    if limit.name == _SHM:
-        return (
-            f"/dev/shm was nearly full, {full}: the batches of loader workers lie there. Fewer workers, a smaller "
-            "prefetch_factor, or a larger one (docker run --shm-size) help."
-        )
+    if limit.name == SHARED:
+        return f"{SHARED} was nearly full, {full}: {SHARED_ADVICE}"
     return f"The memory of the {limit.name} was nearly full, {full}: the kernel kills the largest process at its end."
 
 
@@ -313,14 +380,12 @@ def _grown(time_us: Floats, sizes: Ints) -> tuple[int, int, float, float] | None
         return None
     if np.any(own[-quarter:] < middle):  # it comes and goes
         return None
-    return first, last, float(times[: quarter].mean()), float(times[-quarter:].mean())
+    return first, last, float(times[:quarter].mean()), float(times[-quarter:].mean())
 
 
 def _joined(alike: list[HostGrowth]) -> HostGrowth:
     one = alike[0]
-    first, last = (
-        sum(getattr(each, name) for each in alike) // len(alike) for name in ("first_bytes", "last_bytes")
-    )
+    first, last = (sum(getattr(each, name) for each in alike) // len(alike) for name in ("first_bytes", "last_bytes"))
     return HostGrowth(one.role, len(alike), first, last, max(each.seconds for each in alike), one.cause)
 
 
@@ -333,10 +398,7 @@ def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
         int(column[rows[-1]] - column[rows[0]]) for column in (heap.used_bytes, heap.free_bytes, heap.python_blocks)
     )
     if free >= grown / 2:
-        return (
-            f"{format_bytes(free)} of it is freed memory that the C library keeps; "
-            "MALLOC_ARENA_MAX=2 or MALLOC_TRIM_THRESHOLD_=131072 in the environment return it"
-        )
+        return f"{format_bytes(free)} of it is freed memory that the C library keeps; {_RETURNS} return it"
     if blocks * _BLOCK_BYTES >= grown / 4:
         return f"{format_count(blocks, 'more object')} of Python"
     if used >= grown / 2:

@@ -367,6 +367,7 @@ class HostMemory(Table):
     pid: Ints = _id("process id")
     role: Texts = _text("trainer, worker (a DataLoader worker) or child")
     rss_bytes: Ints = _int("resident memory")
+    peak_rss_bytes: Ints = _id("most resident memory so far, between samples too")
     private_bytes: Ints = _id("resident memory not shared with another process")
     heap_bytes: Ints = _id("resident memory of no file: heaps, stacks, tensors")
     anonymous_bytes: Ints = _id("its share of that: what processes have in common counts in equal parts")

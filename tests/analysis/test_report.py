@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from memprof.analysis.host_memory import HostProcess, summarise_processes
 from memprof.analysis.report.notes import write_notes
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.table_rows import find_largest
-from memprof.analysis.host_memory import HostProcess, summarise_processes
 from memprof.errors import BadInputError
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory, Memory, Steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -31,16 +31,18 @@ _KINDS = {
     "SwapPss": "swapped_bytes",
     "Private_Clean": "private_bytes",
     "Private_Dirty": "private_bytes",
+    "VmHWM": "peak_rss_bytes",  # in proc/PID/status
 }
 
 
 @dataclass
 class _Process:
-    """One process of the job, and its resident memory when it was last written."""
+    """One process of the job, and its role and resident memory when it was last written."""
 
     process: psutil.Process
     is_worker: bool = False
-    written_bytes: int = field(default=0)
+    role: str = ""
+    written_bytes: int = 0
 
 
 class HostSampler:
@@ -120,13 +122,14 @@ class HostSampler:
                 # A zombie: it has ended, but its parent has not reaped it yet.
                 return None
             change, doubled = abs(rss_bytes - known.written_bytes), 2 ** (self._lines // _LINES)
-            if not is_division and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes):
-                return None
             role = self._role(known)
+            is_same = role == known.role and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes)
+            if is_same and not is_division:
+                return None
         except psutil.Error:
             del self._processes[pid]
             return None
-        known.written_bytes = rss_bytes
+        known.written_bytes, known.role = rss_bytes, role
         kinds = read_kinds(pid) if is_division else {}
         if hasattr(memory, "shared"):  # Linux: files and shared memory
             kinds["heap_bytes"] = rss_bytes - memory.shared
@@ -159,6 +162,7 @@ def read_kinds(pid: int, proc: Path = _PROC) -> dict[str, int]:
     kinds: dict[str, int] = {}
     try:
         lines = (proc / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines()
+        lines += (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # it has ended, belongs to another user, or the kernel is older than 4.14
         return kinds
     for line in lines:

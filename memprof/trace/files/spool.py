@@ -27,6 +27,9 @@ SPOOL_VERSION = 1
 
 FILE_NAME = "recording.spool"
 
+#: Begins the note in a recording that the kernel killed the job.
+RAN_OUT = "out of memory:"
+
 #: Streams of int64 rows and their columns. Times are Unix nanoseconds.
 COLUMNS: dict[str, tuple[str, ...]] = {
     # One row per operator seen. `sequence` is autograd's counter while it ran, `node_sequence` that of the backward

@@ -116,7 +116,7 @@ class SpoolFolder:
         Args:
             faults: Collects why ranks could not be assembled; raised instead where left out.
         """
-        host, limits = _read_host(self.folder / "host.jsonl")
+        host, limits = read_host(self.folder / "host.jsonl")
         is_child = ~np.isin(host.pid, self.pids)
         # The parent cannot know whether a process will train until it does.
         host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
@@ -233,7 +233,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def _read_host(path: Path) -> tuple[HostMemory, HostLimits]:
+def read_host(path: Path) -> tuple[HostMemory, HostLimits]:
     """Reads the parent's samples of processes and of limits; a line cut short by a kill is dropped."""
     samples: list[tuple[Any, ...]] = []
     limits: list[tuple[Any, ...]] = []
