@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from memprof.analysis.host_memory import HostProcess, summarise_processes
+from memprof.analysis.host.host_processes import HostProcess, summarise_processes
 from memprof.analysis.report.notes import write_notes
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
-from memprof.analysis.host_memory import HostUse
+from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.leaks import growth_notice
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.report.breakdown import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from memprof.analysis.host_memory import HostProcess
+from memprof.analysis.host.host_processes import HostProcess
 from memprof.analysis.report.report import Report
 from memprof.analysis.report.report_tables import times
 from memprof.analysis.report.whole_run import DeviceUse

@@ -46,7 +46,7 @@ class KillerWatch:
         if returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return ""
         # Imported only now: the parent stays small while the job may need the memory.
-        from memprof.analysis.host_memory import HostUse
+        from memprof.analysis.host.host_use import HostUse
         from memprof.trace.files.spool_folder import read_host
 
         use = HostUse(*read_host(spool / "host.jsonl"), {})

@@ -80,7 +80,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     """
     from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.allocator.uncertainty import describe_torch
-    from memprof.analysis.host_memory import HostUse
+    from memprof.analysis.host.host_use import HostUse
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes

@@ -85,17 +85,17 @@ class HostSampler:
         start = time.process_time()
         samples = [sample for pid in list(self._processes) if (sample := self._sample(pid, is_division))]
         if is_division:
-            common = {"time_us": time.time_ns() / 1000}
             samples += [
-                {**common, "limit": name, "total_bytes": limit.total_bytes, "free_bytes": limit.free_bytes}
+                {"limit": name, "total_bytes": limit.total_bytes, "free_bytes": limit.free_bytes}
                 for name, limit in named_limits().items()
             ]
             spent, end = time.process_time() - start, time.monotonic()
             self._next_division = end + max(_REST * spent, (end - self._began) / _LEAST_DIVISIONS)
         self._lines += len(samples)
+        common = {"time_us": time.time_ns() / 1000}  # of all: they are told apart from other rounds by it
         try:
             with open_private(self._spool / "host.jsonl", "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(sample) + "\n" for sample in samples)
+                file.writelines(json.dumps(common | sample) + "\n" for sample in samples)
         except OSError:
             # The disk is full or the folder is gone: the job continues, and the samples so far show when they stopped.
             self.is_failing = True
@@ -133,7 +133,7 @@ class HostSampler:
         kinds = read_kinds(pid) if is_division else {}
         if hasattr(memory, "shared"):  # Linux: files and shared memory
             kinds["heap_bytes"] = rss_bytes - memory.shared
-        return {"time_us": time.time_ns() / 1000, "pid": pid, "role": role, "rss_bytes": rss_bytes, **kinds}
+        return {"pid": pid, "role": role, "rss_bytes": rss_bytes, **kinds}
 
     def _role(self, known: _Process) -> str:
         """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""

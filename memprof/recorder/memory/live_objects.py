@@ -104,11 +104,12 @@ def arrays_in_containers() -> list[Any]:
     if numpy is None:
         return []
     kind, found = numpy.ndarray, {}
+    held: type[Any]
     for held in (list, deque, dict):
         for container in live_objects(held):
             if type(container) is not held or len(container) < _LEAST_HELD:
                 continue
-            values = container.values() if held is dict else container
+            values = container.values() if isinstance(container, dict) else container
             try:
                 ends = next(iter(values)), next(reversed(values))
                 arrays = list(values) if kind in (type(ends[0]), type(ends[1])) else ()

@@ -1,4 +1,4 @@
-"""The host memory of a job's processes: what it was divided into at its fullest, its limits, and what grew."""
+"""The host memory of a job: what it was divided into at its fullest, and its limits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from itertools import islice
 
 import numpy as np
 
+from memprof.analysis.host.host_processes import (
+    LEAST_SAMPLES,
+    RETURNS,
+    ROLES,
+    HostGrowth,
+    find_growth,
+    place_of,
+    summarise_processes,
+)
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
-from memprof.trace.schema import NONE, Bools, Floats, HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.trace.schema import NONE, Bools, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
-from memprof.units import format_bytes, format_count
+from memprof.units import format_bytes
 
-#: The display order of roles; any other comes last.
-ROLES = ("trainer", "worker", "child")
 _FILES = "mapped files"
 _KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
 _FREED_PART = "freed, but kept by the C library"
@@ -26,33 +33,10 @@ _FREED, _FREED_BYTES = 0.1, 32 * 2**20
 _COPIED_BYTES = 64 * 2**20
 #: The fullest moment stands out from this multiple of the usual bytes on, and these bytes above it.
 _SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
+#: A moment is short if at most this share of the samples are this near to it.
+_SHORT, _NEAR = 0.2, 0.9
 #: A limit is close from this share in use on.
 _CLOSE = 0.9
-#: Growth is looked for after this share of a process's life, in at least this many samples, and told from these bytes
-#: and this share of what there was.
-_SETTLED, _LEAST_SAMPLES, _GROWTH_BYTES, _GROWTH = 1 / 3, 6, 8 * 2**20, 0.05
-#: Share of the growth that the second half of the samples must have: what fills once does not go on.
-_GOES_ON = 0.3
-_RETURNS = "MALLOC_ARENA_MAX=2 and MALLOC_TRIM_THRESHOLD_=131072 in the environment"
-#: Bytes that a small object of Python takes at the least.
-_BLOCK_BYTES = 64
-
-
-@dataclass(frozen=True)
-class HostProcess:
-    """Peak main memory of one process of the job.
-
-    Attributes:
-        role: ``trainer``, ``worker`` or ``child``.
-        pid: Its process id.
-        maximum_rss_bytes: Peak resident memory, including pages shared with other processes.
-        maximum_private_bytes: Peak private resident memory; None where the system does not report it.
-    """
-
-    role: str
-    pid: int
-    maximum_rss_bytes: int
-    maximum_private_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -81,36 +65,6 @@ class HostLimit:
     name: str
     total_bytes: int
     used_bytes: int
-
-
-@dataclass(frozen=True)
-class HostGrowth:
-    """A process, or all of a role, whose memory of its own kept growing.
-
-    Attributes:
-        role: Its role.
-        processes: How many of that role grow.
-        first_bytes: What each had once it had settled, on average.
-        last_bytes: What each had at the end.
-        seconds: The time between.
-        cause: What has grown inside a trainer; "" where unknown.
-    """
-
-    role: str
-    processes: int
-    first_bytes: int
-    last_bytes: int
-    seconds: float
-    cause: str
-
-    def describe(self) -> str:
-        """Returns a sentence."""
-        who = f"the {self.role}" if self.processes == 1 else f"{self.processes} {self.role}s"
-        each, grow = ("each ", "grow") if self.processes > 1 else ("", "grows")
-        grown = self.last_bytes - self.first_bytes
-        rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
-        span = f"{each}from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
-        return f"Host memory of {who} {grow} {span}{self.cause and f': {self.cause}'}."
 
 
 class HostUse:
@@ -186,10 +140,16 @@ class HostUse:
 
     @cached_property
     def _totals(self) -> Ints:
-        """Bytes in use by all processes after each sample, without mapped files. Shape (samples,)."""
+        """Bytes in use by all processes after each round of samples, without mapped files. Shape (rounds,)."""
         kinds = self._kinds
         sizes = (kinds["anonymous_bytes"] + kinds["shared_bytes"] + kinds["swapped_bytes"]).tolist()
         return np.array([sum(sizes[row] for row in alive.values()) for alive in self._rounds()], dtype=np.int64)
+
+    @cached_property
+    def _ends(self) -> Ints:
+        """The last sample of each round; those of a round have one time. Shape (rounds,)."""
+        times = self._samples.time_us
+        return np.flatnonzero(np.append(times[1:] > times[:-1], True))
 
     @cached_property
     def _fullest_rows(self) -> dict[int, int]:
@@ -223,7 +183,8 @@ class HostUse:
                 yield _describe_limit(limit)
         for growth in self.growth:
             yield growth.describe()
-        yield from filter(None, (self._describe_workers(), self._describe_freed(), self._describe_spike()))
+        freed = "" if self.growth else self._describe_freed()
+        yield from filter(None, (self._describe_workers(), freed, self._describe_spike()))
 
     def _describe_workers(self) -> str:
         """Returns that workers hold copies of their own, "" where they hold little."""
@@ -242,19 +203,21 @@ class HostUse:
             return ""
         return (
             f"{format_bytes(freed)} of host memory were free, but kept by the C library's heap at the fullest moment; "
-            f"{_RETURNS} return such memory."
+            f"{RETURNS} return such memory."
         )
 
     def _describe_spike(self) -> str:
         """Returns that the fullest moment was short and far above the usual, "" where it was not."""
         is_looked_at = self._is_looked_at
-        if max(np.unique(self._samples.pid[is_looked_at], return_counts=True)[1], default=0) < _LEAST_SAMPLES:
+        if max(np.unique(self._samples.pid[is_looked_at], return_counts=True)[1], default=0) < LEAST_SAMPLES:
             return ""
-        usual, most = int(np.median(self._totals[is_looked_at])), int(self._totals[is_looked_at].max())
-        place = int(np.flatnonzero(is_looked_at)[np.argmax(self._totals[is_looked_at])])
-        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(self._totals[is_looked_at] > 0.9 * most) > 0.2:
+        rounds = np.flatnonzero(is_looked_at[self._ends])
+        totals = self._totals[rounds]
+        usual, most = int(np.median(totals)), int(totals.max())
+        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(totals > _NEAR * most) > _SHORT:
             return ""
-        after = (self._samples.time_us[place] - self._samples.time_us[0]) / 1e6
+        times = self._samples.time_us
+        after = (times[self._ends[rounds[np.argmax(totals)]]] - times[0]) / 1e6
         return (
             f"Host memory rose to {format_bytes(most)} for a moment, {after:.0f} s after the start, from "
             f"{format_bytes(usual)} usually: something was held twice, as when a checkpoint is saved or loaded."
@@ -263,18 +226,7 @@ class HostUse:
     @cached_property
     def growth(self) -> tuple[HostGrowth, ...]:
         """The processes that grow, those of one role together."""
-        by_role: dict[str, list[HostGrowth]] = {}
-        is_looked_at = self._is_looked_at & (self._samples.heap_bytes != NONE)
-        for process in self.processes:
-            rows = np.flatnonzero(is_looked_at & (self._samples.pid == process.pid))
-            found = _grown(self._samples.time_us[rows], self._samples.heap_bytes[rows])
-            if found is None:
-                continue
-            first, last, from_us, to_us = found
-            cause = _cause(self._heaps.get(process.pid, HostHeap.empty()), from_us, to_us, last - first)
-            growth = HostGrowth(process.role, 1, first, last, (to_us - from_us) / 1e6, cause)
-            by_role.setdefault(process.role, []).append(growth)
-        return tuple(_joined(alike) for alike in by_role.values())
+        return find_growth(self._samples.take(self._is_looked_at), self._heaps)
 
     @cached_property
     def _is_looked_at(self) -> Bools:
@@ -285,8 +237,9 @@ class HostUse:
         return is_looked_at
 
     def _rounds(self) -> Iterator[dict[int, int]]:
-        """Yields the last row of each process that is alive, by its id, after every sample."""
+        """Yields the last row of each process that is alive, by its id, after every round of samples."""
         samples = self._samples
+        ends = set(self._ends.tolist())
         alive: dict[int, int] = {}
         divided: set[int] = set()
         for row, (pid, is_division) in enumerate(
@@ -298,7 +251,8 @@ class HostUse:
             if is_division:
                 divided.add(pid)
             alive[pid] = row
-            yield alive
+            if row in ends:
+                yield alive
 
     def _parts(self, rows: list[int]) -> Iterator[HostPart]:
         roles = self._samples.role[rows].tolist()
@@ -306,7 +260,7 @@ class HostUse:
         freed = np.minimum([self._freed_bytes(row) for row in rows], own)
         if freed.sum() < _FREED * own.sum():
             freed[:] = 0
-        for role in sorted(set(roles), key=_place):
+        for role in sorted(set(roles), key=place_of):
             sizes = (own - freed)[[one == role for one in roles]]
             if not sizes.sum():
                 continue
@@ -325,31 +279,6 @@ class HostUse:
         return max(int(heap.free_bytes[place]), 0) if place >= 0 else 0
 
 
-def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
-    """Returns each process's maxima over the whole job: the trainer first, then the workers, largest first.
-
-    Args:
-        samples: Samples of every process.
-    """
-    processes = []
-    for pid in np.unique(samples.pid).tolist():
-        own = samples.take(samples.pid == pid)
-        private = int(own.private_bytes.max())
-        processes.append(
-            HostProcess(
-                role=str(own.role[-1]),  # a child may be identified as a worker only after its first samples
-                pid=pid,
-                maximum_rss_bytes=int(own.rss_bytes.max()),
-                maximum_private_bytes=None if private == NONE else private,
-            )
-        )
-    return tuple(sorted(processes, key=lambda one: (_place(one.role), -one.maximum_rss_bytes, one.pid)))
-
-
-def _place(role: str) -> int:
-    return ROLES.index(role) if role in ROLES else len(ROLES)
-
-
 def _closest(limits: HostLimits) -> Iterator[HostLimit]:
     for name in dict.fromkeys(limits.name.tolist()):
         own = limits.take(limits.name == name)
@@ -362,45 +291,3 @@ def _describe_limit(limit: HostLimit) -> str:
     if limit.name == SHARED:
         return f"{SHARED} was nearly full, {full}: {SHARED_ADVICE}"
     return f"The memory of the {limit.name} was nearly full, {full}: the kernel kills the largest process at its end."
-
-
-def _grown(time_us: Floats, sizes: Ints) -> tuple[int, int, float, float] | None:
-    """Returns the bytes and times between which a process keeps growing; None where it does not."""
-    if len(sizes) < 2:
-        return None
-    settled = time_us >= time_us[0] + _SETTLED * (time_us[-1] - time_us[0])
-    times, own = time_us[settled], sizes[settled]
-    if len(own) < _LEAST_SAMPLES:
-        return None
-    quarter = max(1, len(own) // 4)
-    first, last = int(np.median(own[:quarter])), int(np.median(own[-quarter:]))
-    middle = int(np.median(own[len(own) // 2 - quarter // 2 : len(own) // 2 + quarter // 2 + 1]))
-    grown = last - first
-    if grown < max(_GROWTH_BYTES, _GROWTH * first) or last - middle < _GOES_ON * grown:
-        return None
-    if np.any(own[-quarter:] < middle):  # it comes and goes
-        return None
-    return first, last, float(times[:quarter].mean()), float(times[-quarter:].mean())
-
-
-def _joined(alike: list[HostGrowth]) -> HostGrowth:
-    one = alike[0]
-    first, last = (sum(getattr(each, name) for each in alike) // len(alike) for name in ("first_bytes", "last_bytes"))
-    return HostGrowth(one.role, len(alike), first, last, max(each.seconds for each in alike), one.cause)
-
-
-def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
-    """Returns what has grown inside a trainer meanwhile, by the samples of its heaps; "" where they do not tell."""
-    rows = np.flatnonzero((heap.time_us >= from_us) & (heap.time_us <= to_us) & (heap.used_bytes != NONE))
-    if len(rows) < 2:
-        return ""
-    used, free, blocks = (
-        int(column[rows[-1]] - column[rows[0]]) for column in (heap.used_bytes, heap.free_bytes, heap.python_blocks)
-    )
-    if free >= grown / 2:
-        return f"{format_bytes(free)} of it is freed memory that the C library keeps; {_RETURNS} return it"
-    if blocks * _BLOCK_BYTES >= grown / 4:
-        return f"{format_count(blocks, 'more object')} of Python"
-    if used >= grown / 2:
-        return "on the heap of the C library (tensors, numpy arrays, or C code)"
-    return "outside the C library's heap (mapped by a library, or small objects of Python)"
