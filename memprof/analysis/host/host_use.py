@@ -19,6 +19,7 @@ from memprof.analysis.host.host_processes import (
     place_of,
     summarise_processes,
 )
+from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
 from memprof.trace.schema import NONE, Bools, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
@@ -101,6 +102,8 @@ class HostUse:
         limits = HostLimits.joined([one.table(HostLimits) for one in ranks])
         steps = Steps.joined([one.table(Steps) for one in ranks])
         ends = (steps.start_us + steps.duration_us)[steps.kind == "recorded"]
+        if is_light(trace):  # of which any step is recorded
+            ends = steps.start_us[:1]
         heaps = {one.manifest.pid: one.table(HostHeap) for one in ranks}
         return HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
 
