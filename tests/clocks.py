@@ -27,7 +27,7 @@ class Clock:
         self.now_s += self.step_s
         return self.now_s
 
-    perf_counter = monotonic
+    perf_counter = process_time = monotonic
 
     def perf_counter_ns(self) -> int:
         """Returns the moment in nanoseconds, and goes on."""

@@ -12,6 +12,12 @@ resource = import_hidden("resource")
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+#: Where tensors lie that processes share, and what helps where it is full.
+SHARED = "/dev/shm"
+SHARED_ADVICE = (
+    "batches of loader workers lie there. Fewer workers, a smaller prefetch_factor, or more of it "
+    "(docker run --shm-size) help."
+)
 #: A cgroup without a limit contains a number near the maximum, or the word max.
 _UNLIMITED = 1 << 60
 
@@ -41,6 +47,23 @@ def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | N
     """
     limits = [limit for limit in (_own(proc), cgroup_limit(proc, cgroups), machine_memory(proc)) if limit is not None]
     return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def named_limits(proc: Path = _PROC, cgroups: Path = _CGROUPS, shared: str = SHARED) -> dict[str, HostLimit]:
+    """Returns the limits that the processes of a job share, by their names in a recording; those that exist.
+
+    Args:
+        proc: The proc file system.
+        cgroups: The cgroup file system.
+        shared: The file system of shared memory.
+    """
+    try:
+        space = os.statvfs(shared)
+        pages = HostLimit(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+    except (OSError, AttributeError):  # Windows has no statvfs
+        pages = None
+    found = {"control group": cgroup_limit(proc, cgroups), "machine": machine_memory(proc), SHARED: pages}
+    return {name: limit for name, limit in found.items() if limit is not None and limit.total_bytes}
 
 
 def machine_memory(proc: Path = _PROC) -> HostLimit | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.phases import MOST_NAMES
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.faults import raise_if_of_job
+from memprof.recorder.heap import heap_sizes
 from memprof.trace.files.spool import COLUMNS
 from memprof.trace.files.spool_writer import SpoolWriter
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Bound at import: a job may replace the builtin and count its calls.
 _open = open
+#: Least time between two samples of the heaps, and about the most of them.
+_HEAP_NS, _HEAP_SAMPLES = 500_000_000, 1000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -46,6 +50,7 @@ class RawLog:
         self.times: list[int] = []
         self.reads: list[int] = []
         self.rss: list[int] = []
+        self.heap: list[int] = []
         self.marks: list[int] = []
         self.nodes: list[int] = []
         self.step_peaks: list[int] = []
@@ -61,6 +66,7 @@ class RawLog:
         self.op_count = 0
         self.time_count = 0
         self.flushed_ns = clock_ns()
+        self._began_ns, self._next_heap_ns = self.flushed_ns, 0
         self._interned: dict[str, dict[Hashable, int]] = {}
         self._fresh: dict[str, list[Any]] = {}
         self._tensors: dict[tuple[Any, ...], int] = {}
@@ -130,6 +136,19 @@ class RawLog:
             raise_if_of_job(error)
             return
         self.rss.extend((clock_ns(), self.op_count, pages * _PAGE_BYTES))
+
+    def sample_heap(self) -> bool:
+        """Logs the sizes of the process's heaps if due: twice a second, and ever more rarely over a run.
+
+        Returns:
+            Whether they were logged.
+        """
+        now = clock_ns()
+        if now < self._next_heap_ns:
+            return False
+        self._next_heap_ns = now + max(_HEAP_NS, (now - self._began_ns) // _HEAP_SAMPLES)
+        self.heap.extend((now, *heap_sizes(), sys.getallocatedblocks()))
+        return True
 
     def add_fact(
         self, address: int, size_bytes: int, category: int, name: int = -1, module: int = -1, tensor: int = -1

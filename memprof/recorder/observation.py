@@ -174,6 +174,7 @@ class Observation(ThreadObservation):
             wait_for_device()
         end_ns = clock_ns()
         self._sessions.times.stop()
+        self._log.sample_heap()
         if self.is_recording:
             self._state_optimizers()
             self._sessions.sources.cut()
@@ -220,6 +221,8 @@ class Observation(ThreadObservation):
             self._is_clocked = False
             wait_for_device()
             self._write_step(step, clock_ns(), Watch.PLAIN, is_complete=not is_job_profiling())
+        if self._log.sample_heap():
+            self._log.flush()  # a job that is killed later has these
         if self._can_grow and self._later.is_due(step):  # after the clock was read: it takes time
             self._later.state(step)
 

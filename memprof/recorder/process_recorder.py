@@ -20,7 +20,7 @@ from memprof.recorder.faults import explain_fault, raise_if_of_job, write_fault
 from memprof.recorder.interfaces import PlanHooks
 from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
-from memprof.recorder.memory.out_of_memory import find_out_of_memory, write_unrecorded
+from memprof.recorder.memory.out_of_memory import describe_full_sharing, find_out_of_memory, write_unrecorded
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
@@ -264,6 +264,8 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         failed = find_out_of_memory(error)
         if failed is not None and self._observation is None:
             write_unrecorded(self._folder.parent / f"out-of-memory-{os.getpid()}.json", failed)
+        if self._observation is not None and (full := describe_full_sharing(error)):
+            self._observation.note(full)
         self._close_for_good(reason, error, failed)
         self._remove()
         clear_leftovers()

@@ -81,6 +81,10 @@ class ThreadObservation(ABC):
     def end_update(self) -> None:
         """Records that an optimizer has updated."""
 
+    def note(self, sentence: str) -> None:
+        """Writes a note for the reader of the trace."""
+        self._log.record("notes", sentence)
+
     def _write_remarks(self) -> None:
         for remark in self._remarks.fresh():
             self._log.record(*remark)

@@ -66,6 +66,7 @@ CATEGORIES = tuple(CATEGORY_LABELS)
 CATEGORY_SOURCES = ("stack", "phases", "size", "profiler")
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
+HOST_LIMITS = ("control group", "machine", "/dev/shm")
 HOLDER_KINDS = ("global", "local", "class", "closure", "exception", "cache", "ring", "optimizer", "cycle", "unknown")
 STEP_KINDS = ("warm_up", "recorded", "timed", "plain", "skipped")
 PEAK_SOURCES = ("counted", "heard", "told")
@@ -366,7 +367,37 @@ class HostMemory(Table):
     pid: Ints = _id("process id")
     role: Texts = _text("trainer, worker (a DataLoader worker) or child")
     rss_bytes: Ints = _int("resident memory")
+    peak_rss_bytes: Ints = _id("most resident memory so far, between samples too")
     private_bytes: Ints = _id("resident memory not shared with another process")
+    heap_bytes: Ints = _id("resident memory of no file: heaps, stacks, tensors")
+    anonymous_bytes: Ints = _id("its share of that: what processes have in common counts in equal parts")
+    shared_bytes: Ints = _id("its share of shared memory, such as tensors in /dev/shm")
+    file_bytes: Ints = _id("its share of mapped files, most of which the kernel can drop and read again")
+    swapped_bytes: Ints = _id("its share of memory that was swapped out")
+
+
+@dataclass(frozen=True, eq=False)
+class HostLimits(Table):
+    """One row per sample of a limit on the memory of the job's processes together."""
+
+    table_name: ClassVar[str] = "host_limits"
+
+    time_us: Floats = _float("when it happened or was sampled")
+    name: Texts = _text("what has the limit", HOST_LIMITS)
+    total_bytes: Ints = _int("the limit")
+    used_bytes: Ints = _int("of it, in use by all processes")
+
+
+@dataclass(frozen=True, eq=False)
+class HostHeap(Table):
+    """One row per sample of the heaps inside a process."""
+
+    table_name: ClassVar[str] = "host_heap"
+
+    time_us: Floats = _float("when it happened or was sampled")
+    used_bytes: Ints = _id("in use in the heap of the C library, with torch's tensors; null for others than glibc's")
+    free_bytes: Ints = _id("freed, but kept by that heap; null for others than glibc's")
+    python_blocks: Ints = _int("small objects of Python")
 
 
 @dataclass(frozen=True, eq=False)
@@ -653,6 +684,8 @@ TABLES: tuple[type[Table], ...] = (
     Saved,
     Memory,
     HostMemory,
+    HostLimits,
+    HostHeap,
     AllocatorEvents,
     Annotations,
     Segments,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from memprof.analysis.host.host_processes import HostProcess, summarise_processes
 from memprof.analysis.report.notes import write_notes
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.table_rows import find_largest
-from memprof.analysis.report.whole_run import HostProcess, summarise_host_memory
 from memprof.errors import BadInputError
 from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import HostMemory, Memory, Steps
@@ -127,12 +127,12 @@ def test_host_memory_is_each_processs_highest() -> None:
         rss_bytes=[900, 300, 310, 1200, 305],
         private_bytes=[700, 100, -1, 600, -1],
     )
-    assert summarise_host_memory(samples) == (
+    assert summarise_processes(samples) == (
         HostProcess("trainer", 10, 1200, 700),
         HostProcess("worker", 12, 310, None),
         HostProcess("worker", 11, 300, 100),
     )
-    assert summarise_host_memory(HostMemory.empty()) == ()
+    assert summarise_processes(HostMemory.empty()) == ()
 
 
 def test_an_incomplete_capture_is_a_warning() -> None:

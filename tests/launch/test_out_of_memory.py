@@ -16,7 +16,7 @@ import pytest
 from memprof.analysis.out_of_memory.post_mortem import examine
 from memprof.analysis.plans.partial_step import examine_partial
 from memprof.cli.main import main
-from memprof.launch.outcome.memory_end import KillerWatch, peak_resident_bytes
+from memprof.launch.outcome.memory_end import KillerWatch
 from memprof.machines.host_limits import HostLimit
 from memprof.trace.schema import Ops, OutOfMemory
 from memprof.trace.store import Trace
@@ -172,13 +172,21 @@ def test_report_shows_it_first(recorded: Recorded, capsys: pytest.CaptureFixture
 
 def test_killed_by_the_kernel(tmp_path: Path) -> None:
     """A job killed while it held nearly all it may have was killed for that; one far from it, or ended else, not."""
-    samples = [(1, 600), (2, 300), (1, 700), (2, 250), (1, 10)]
-    lines = [json.dumps({"pid": pid, "rss_bytes": size << 20, "time_us": 0.0}) for pid, size in samples]
+    lines = [
+        json.dumps(
+            {"pid": pid, "role": role, "rss_bytes": size << 20, "anonymous_bytes": size << 20, "time_us": float(time)}
+        )
+        for time, (pid, role, size) in enumerate(
+            [(1, "trainer", 600), (2, "worker", 300), (1, "trainer", 700), (2, "worker", 250), (1, "trainer", 10)]
+        )
+    ]
     (tmp_path / "host.jsonl").write_text("\n".join([*lines, '{"pid": 1, "rss']))
-    assert peak_resident_bytes(tmp_path / "host.jsonl") == 950 << 20
     near, far = (KillerWatch(None, HostLimit(size << 30, 0)) for size in (1, 2))
     said = near.describe(tmp_path, -signal.SIGKILL)
-    assert said.startswith("out of memory: the kernel probably killed the job (SIGKILL); its processes held 950.00 MiB")
+    assert said.startswith(
+        "out of memory: the kernel probably killed the job (SIGKILL); its processes held 1000.00 MiB"
+    )
+    assert "at most: trainer 700.00 MiB, worker 300.00 MiB." in said
     assert near.describe(tmp_path, 128 + signal.SIGKILL) == said
     assert near.describe(tmp_path, 1) == ""
     assert far.describe(tmp_path, -signal.SIGKILL) == ""

@@ -200,8 +200,9 @@ def _whole_job(report: Report) -> list[Html]:
     devices = [
         section(f"All of {use.device}", "At its fullest.", table(run_tables.device(use))) for use in report.devices
     ]
-    host = [section("Host memory", "Peak over the whole job.", table(run_tables.host(report)))] * bool(report.host)
-    return [*devices, *host]
+    host = {run_tables.host_parts: report.host.describe().partition(":")[0] + ".", run_tables.host: "Peak of each."}
+    shown = {title: table(build(report)) for build, title in host.items() if build(report)}
+    return [*devices, *(section("Host memory", title, rows) for title, rows in shown.items())]
 
 
 def _ranks(report: Report) -> list[Html]:

@@ -54,6 +54,10 @@ def moments(found: Diff, *, has_places: bool = True) -> FactTable:
             before, after = base.reserved_bytes - less * base.peak.bytes, head.reserved_bytes - less * head.peak.bytes
             change = after - before
             table.add("", moment=name, base=before, head=after, change=change, percent=percent(change, before))
+    if math.isfinite(base.host_bytes) and math.isfinite(head.host_bytes):
+        before, after = int(base.host_bytes), int(head.host_bytes)
+        change = after - before
+        table.add("", moment="host memory", base=before, head=after, change=change, percent=percent(change, before))
     return table
 
 

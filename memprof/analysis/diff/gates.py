@@ -19,6 +19,7 @@ MEASURES = {
     "peak": "bytes",
     "reserved": "bytes",
     "reserved-allocated": "bytes",
+    "host_peak": "bytes",
     "growth": "bytes",
     "step_time": "us",
     "recompute_time": "us",
@@ -160,6 +161,8 @@ def measure(gate: Gate, summary: Summary, spot: Spot | None = None) -> float:
         return float(summary.maxima.get(gate.name, 0))
     if gate.name == "peak":
         return float(summary.peak.bytes)
+    if gate.name == "host_peak":
+        return summary.host_bytes
     if gate.name == "step_time":
         return summary.step_time_us
     if gate.name == "recompute_time":

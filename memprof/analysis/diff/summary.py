@@ -14,6 +14,7 @@ import numpy as np
 
 from memprof.analysis.diff.summary_model import OTHERS, PEAK, Spot, Summary, read_summary, summary_to_json
 from memprof.analysis.diff.traits import rounds_of, traits_of
+from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.leaks import find_leaks
 from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.breakdown import hold_at
@@ -70,6 +71,7 @@ def summarise(trace: Trace) -> Summary:
         step_peaks=tuple(worst.step_peaks().values()),
         is_complete=capture.is_complete,
         lower_bound="" if capture.is_complete or backend not in IMPORTED else capture.reason,
+        host_bytes=float(HostUse.of(trace).total_bytes) or math.nan,
         growth_bytes=math.nan if (grown := find_leaks(worst).growth.bytes_per_step) is None else float(grown),
     )
 

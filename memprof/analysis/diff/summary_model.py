@@ -84,6 +84,7 @@ class Summary:
         lines: Source file and line number by line name, for annotations.
         traits: Characteristics of the step besides its bytes.
         growth_bytes: Growth of live memory per step; NaN where unknown.
+        host_bytes: Host memory of the job's processes at its fullest; NaN where unknown.
         lower_bound: Why its bytes are only a lower bound, as those of an incomplete history are, a clause; "" where
             they are not.
     """
@@ -108,6 +109,7 @@ class Summary:
     lines: dict[str, tuple[str, int]] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)
     growth_bytes: float = math.nan
+    host_bytes: float = math.nan
     lower_bound: str = ""
 
     @property
@@ -134,7 +136,8 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
     }
     for key in ("step_time_us", "recompute_time_us"):
         record[key] = round(record[key], 1) if math.isfinite(record[key]) else None
-    record["growth_bytes"] = None if math.isnan(summary.growth_bytes) else int(summary.growth_bytes)
+    for key in ("growth_bytes", "host_bytes"):
+        record[key] = None if math.isnan(record[key]) else int(record[key])
     record["traits"] = summary.traits.to_json()
     return {"memprof_summary": SUMMARY_SCHEMA, **record}
 
@@ -203,6 +206,7 @@ def _read(record: Mapping[str, Any]) -> Summary:
         lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
         traits=Traits.from_json(record["traits"]),
         growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
+        host_bytes=_time(record.get("host_bytes")),  # nor this
         lower_bound=_text(record.get("lower_bound", "")),
     )
 

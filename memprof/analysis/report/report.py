@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.leaks import growth_notice
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.analysis.report.breakdown import (
@@ -44,19 +45,12 @@ from memprof.analysis.report.saved import (
 )
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
 from memprof.analysis.report.unread import find_unread
-from memprof.analysis.report.whole_run import (
-    DeviceUse,
-    HostProcess,
-    run_json,
-    run_notes,
-    summarise_devices,
-    summarise_host_memory,
-)
+from memprof.analysis.report.whole_run import DeviceUse, run_json, run_notes, summarise_devices
 from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
 from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import DeviceMemory, Holders, HostMemory, Ints, Steps
+from memprof.trace.schema import DeviceMemory, Holders, Ints, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -136,7 +130,7 @@ class Report:
         saved_summary: The same summed by node of ``tree``, at its fullest or at the requested moment.
         recompute: Activation checkpointing evaluated for each node of ``tree``.
         recomputed_us: Time already spent on recompute in the step, NaN where unknown.
-        host: Main memory of the job's processes.
+        host: Host memory of the job's processes.
         devices: The whole devices of the job, each at its fullest; none on the CPU.
         notes: Caveats on the figures.
         growth: Whether memory grows, with the line and its holder; "" where it does not.
@@ -165,7 +159,7 @@ class Report:
     saved_summary: SavedSummary
     recompute: tuple[RecomputeCost, ...]
     recomputed_us: float
-    host: tuple[HostProcess, ...]
+    host: HostUse
     devices: tuple[DeviceUse, ...]
     notes: tuple[Note, ...]
     growth: str
@@ -213,6 +207,8 @@ def build_report(
         compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
         notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
     chosen = compared.worst if rank is None and compared is not None else rank
+    host = HostUse.of(trace)
+    notes += tuple(Note(sentence, is_warning=True) for sentence in host.warnings())
     if chosen is not None:
         trace = trace.rank_trace(chosen)
     step = trace.fullest_step() if step_number is None else trace.step(step_number)
@@ -251,7 +247,7 @@ def build_report(
         saved_summary=summarise_saved(step, saved, tree, op_id),
         recompute=weigh_recompute(step, saved, modules, tree),
         recomputed_us=_recomputed_us(step),
-        host=summarise_host_memory(trace.table(HostMemory)),
+        host=host,
         devices=summarise_devices(trace.table(DeviceMemory)),
         notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),

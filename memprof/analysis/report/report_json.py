@@ -52,7 +52,13 @@ def report_to_json(report: Report, largest: int) -> Json:
         "saved": _saved(report),
         "recompute": records(run_tables.RECOMPUTE, report.recompute),
         "recomputed_us": number(report.recomputed_us),
-        "host": records(run_tables.HOST, report.host),
+        "host": records(run_tables.HOST, report.host.processes),
+        "host_use": {
+            "peak_bytes": report.host.total_bytes if report.host.fullest else None,
+            "parts": records(run_tables.HOST_PARTS, report.host.fullest),
+            "limits": records(run_tables.HOST_LIMITS, report.host.limits),
+            "growth": records(run_tables.HOST_GROWTH, report.host.growth),
+        },
         "devices": [{**to_json(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
     if report.at_moment is not None:

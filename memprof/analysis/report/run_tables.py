@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
+from memprof.analysis.host.host_processes import HostProcess
 from memprof.analysis.report.report import Report
 from memprof.analysis.report.report_tables import times
-from memprof.analysis.report.whole_run import DeviceUse, HostProcess
+from memprof.analysis.report.whole_run import DeviceUse
 from memprof.analysis.table import (
     BYTES,
     COUNT,
@@ -72,7 +73,7 @@ HOST = (
 def host(report: Report) -> FactTable:
     """Returns the host memory of the job's processes; processes of one role share a row, of the largest."""
     roles: dict[str, list[HostProcess]] = {}
-    for process in report.host:
+    for process in report.host.processes:
         roles.setdefault(process.role, []).append(process)
     rows = []
     for role, found in roles.items():
@@ -80,6 +81,30 @@ def host(report: Report) -> FactTable:
         name = role if len(found) == 1 else f"{len(found)} processes as {role}, largest"
         rows.append(HostProcess(name, 0, max(one.maximum_rss_bytes for one in found), max(private, default=None)))
     return FactTable(HOST, rows)
+
+
+HOST_PARTS = (
+    Column("name", "host memory", TEXT),
+    Column("bytes", "bytes", BYTES),
+)
+HOST_LIMITS = (
+    Column("name", "limit", TEXT),
+    Column("used_bytes", "in use", BYTES, meaning="by all processes"),
+    Column("total_bytes", "of", BYTES),
+)
+HOST_GROWTH = (
+    Column("role", "process"),
+    Column("processes", "processes", NUMBER),
+    Column("first_bytes", "from", BYTES, meaning="once it had settled"),
+    Column("last_bytes", "to", BYTES),
+    Column("seconds", "seconds", FIGURE),
+    Column("cause", "cause", TEXT),
+)
+
+
+def host_parts(report: Report) -> FactTable:
+    """Returns what the host memory of all processes was divided into at its fullest."""
+    return FactTable(HOST_PARTS, report.host.fullest, report.host.total_bytes)
 
 
 def _at_peak(name: str) -> Read:

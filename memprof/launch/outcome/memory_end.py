@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.machines.host_limits import HostLimit, cgroup_limit, machine_memory
+from memprof.trace.files.spool import RAN_OUT
 from memprof.units import format_bytes
 
 _PROC = Path("/proc")
@@ -44,37 +45,24 @@ class KillerWatch:
         """
         if returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return ""
-        peak = peak_resident_bytes(spool / "host.jsonl")
+        # Imported only now: the parent stays small while the job may need the memory.
+        from memprof.analysis.host.host_use import HostUse
+        from memprof.trace.files.spool_folder import read_host
+
+        use = HostUse(*read_host(spool / "host.jsonl"), {})
         now = _kills(_PROC, _CGROUPS)
         has_killed = self.kills is not None and now is not None and now > self.kills
-        is_near = self.limit is not None and peak >= _NEAR * self.limit.total_bytes
+        is_near = self.limit is not None and use.total_bytes >= _NEAR * self.limit.total_bytes
         if not has_killed and not is_near:
             return ""
         of_limit = f" of the {format_bytes(self.limit.total_bytes)} it may have" if self.limit is not None else ""
         sure = "the kernel killed the job" if has_killed else "the kernel probably killed the job"
+        held = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in use.fullest)
+        grown = "".join(f" {growth.describe()}" for growth in use.growth)
         return (
-            f"out of memory: {sure} (SIGKILL); its processes held {format_bytes(peak)}{of_limit} when last seen. "
-            "Host memory ran out, not torch's allocator: look at data loader workers and what the job keeps in Python."
+            f"{RAN_OUT} {sure} (SIGKILL); its processes held {format_bytes(use.total_bytes)}{of_limit} at most: "
+            f"{held}. Host memory ran out, not torch's allocator.{grown}"
         )
-
-
-def peak_resident_bytes(path: Path) -> int:
-    """Returns the peak resident memory of all processes of a job together, from the samples; 0 without any."""
-    highest, total = 0, 0
-    seen: set[int] = set()
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for line in lines:
-        try:
-            sample = json.loads(line)
-            pid, size = int(sample["pid"]), int(sample["rss_bytes"])
-        except (ValueError, KeyError, TypeError):
-            continue  # truncated when the job was killed
-        if pid in seen:  # the next round of samples
-            seen, total = set(), 0
-        seen.add(pid)
-        total += size
-        highest = max(highest, total)
-    return highest
 
 
 def describe_unrecorded(spool: Path) -> list[str]:

@@ -111,12 +111,13 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         raise CannotStartError(f"{spool} cannot be written: {reason}. {way_out}") from None
 
 
-def write_exit(spool: Path, returncode: int) -> None:
+def write_exit(spool: Path, returncode: int, killed: str = "") -> None:
     """Writes ``exit.json``, which records how the job ended.
 
     Args:
         spool: The recording's spool folder.
         returncode: The job's exit status, negative for a signal.
+        killed: That the kernel killed it for lack of memory, in a sentence; "" if it did not.
 
     Raises:
         OSError: The file cannot be written.
@@ -124,6 +125,8 @@ def write_exit(spool: Path, returncode: int) -> None:
     ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
     if idle := read_idle(spool):
         ended["without_effect"] = idle
+    if killed:
+        ended["killed"] = killed
     if same := read_same(spool):
         ended["same_ranks"] = same
     if between := read_between(spool):

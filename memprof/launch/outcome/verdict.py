@@ -80,16 +80,20 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     """
     from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.allocator.uncertainty import describe_torch
+    from memprof.analysis.host.host_use import HostUse
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.notes import describe_steps
     from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
-    from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, UNUSED_DEVICE
+    from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
+    of_host = " ".join(
+        [*(note for note in trace.manifest.notes if note.startswith(RAN_OUT)), *HostUse.of(trace).warnings()]
+    )
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     if compared is not None and compared.worst is not None:
         trace = trace.rank_trace(compared.worst)
@@ -135,6 +139,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         ends,
         *missed,
         result.remark,
+        of_host,
         *job_notes(trace, is_part=bool(part)),
         part,
     ]

@@ -1,28 +1,55 @@
-"""Samples the host memory of every process of a running job, from outside."""
+"""Samples the host memory of every process of a running job, and its limits, from outside."""
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from memprof.machines.host_limits import named_limits
 from memprof.trace.files.private_file import open_private
 
 #: Sampling interval, in seconds.
 INTERVAL_S = 0.5
-#: Minimum interval between two readings of a process's private memory, in seconds.
-_PRIVATE_INTERVAL_S = 5.0
 #: After a costly query, the next one waits this many times the query's duration.
 _REST = 100.0
+#: The memory of all processes is divided into kinds at least this often over a run: after a thousandth of it.
+_LEAST_DIVISIONS = 1000
+#: A process is written again when its resident memory has changed by this share and by these bytes; both double each
+#: time this many lines have been written, so that days of sampling stay within megabytes.
+_CHANGE, _CHANGE_BYTES, _LINES = 1 / 64, 2**20, 10_000
+_PROC = Path("/proc")
+#: Keys of a sample by the names that the kernel sums a process's mappings under (``proc/PID/smaps_rollup``). Several
+#: processes have a page in equal shares, so that those of a job sum to what it uses.
+_KINDS = {
+    "Pss_Anon": "anonymous_bytes",
+    "Pss_Shmem": "shared_bytes",
+    "Pss_File": "file_bytes",
+    "SwapPss": "swapped_bytes",
+    "Private_Clean": "private_bytes",
+    "Private_Dirty": "private_bytes",
+    "VmHWM": "peak_rss_bytes",  # in proc/PID/status
+}
+
+
+@dataclass
+class _Process:
+    """One process of the job, and its role and resident memory when it was last written."""
+
+    process: psutil.Process
+    is_worker: bool = False
+    role: str = ""
+    written_bytes: int = 0
 
 
 class HostSampler:
-    """Appends one line per process to ``host.jsonl`` in the spool folder, twice a second.
+    """Appends lines to ``host.jsonl`` in the spool folder: processes whose memory has changed, and the limits.
 
-    Slow queries (listing all processes, and private memory, for which the kernel walks every page of the process) are
-    repeated only after a hundred times their duration, so they never cost more than a hundredth of a core.
+    Slow queries (listing all processes, and the kinds of memory, for which the kernel walks every page of a process)
+    are repeated only after a hundred times their duration, so they never cost more than a hundredth of a core.
     """
 
     def __init__(self, spool: Path, job_pid: int) -> None:
@@ -34,11 +61,10 @@ class HostSampler:
         """
         self._spool = spool
         self._job_pid = job_pid
-        self._processes: dict[int, psutil.Process] = {}
-        self._workers: set[int] = set()
-        self._next_sample = 0.0
-        self._next_listing = 0.0
-        self._next_private: dict[int, float] = {}
+        self._processes: dict[int, _Process] = {}
+        self._began = time.monotonic()
+        self._next_sample = self._next_listing = self._next_division = 0.0
+        self._lines = 0
         self.is_failing = False
 
     def seconds_to_next(self) -> float:
@@ -52,12 +78,24 @@ class HostSampler:
             return
         self._next_sample = now + INTERVAL_S
         if now >= self._next_listing:
+            start = time.process_time()
             self._list_processes()
-            self._next_listing = time.monotonic() + _REST * (time.monotonic() - now)
-        lines = [json.dumps(sample) + "\n" for pid in list(self._processes) if (sample := self._sample(pid))]
+            self._next_listing = now + _REST * (time.process_time() - start)
+        is_division = now >= self._next_division
+        start = time.process_time()
+        samples = [sample for pid in list(self._processes) if (sample := self._sample(pid, is_division))]
+        if is_division:
+            samples += [
+                {"limit": name, "total_bytes": limit.total_bytes, "free_bytes": limit.free_bytes}
+                for name, limit in named_limits().items()
+            ]
+            spent, end = time.process_time() - start, time.monotonic()
+            self._next_division = end + max(_REST * spent, (end - self._began) / _LEAST_DIVISIONS)
+        self._lines += len(samples)
+        common = {"time_us": time.time_ns() / 1000}  # of all: they are told apart from other rounds by it
         try:
             with open_private(self._spool / "host.jsonl", "a", encoding="utf-8") as file:
-                file.writelines(lines)
+                file.writelines(json.dumps(common | sample) + "\n" for sample in samples)
         except OSError:
             # The disk is full or the folder is gone: the job continues, and the samples so far show when they stopped.
             self.is_failing = True
@@ -71,48 +109,38 @@ class HostSampler:
             return
         for process in found:
             known = self._processes.get(process.pid)
-            if known is None or known != process:
-                self._processes[process.pid] = process
-                self._workers.discard(process.pid)
+            if known is None or known.process != process:
+                self._processes[process.pid] = _Process(process)
 
-    def _sample(self, pid: int) -> dict[str, object] | None:
-        process = self._processes[pid]
+    def _sample(self, pid: int, is_division: bool) -> dict[str, object] | None:
+        """Returns a line about a process, None where nothing has changed or it has ended."""
+        known = self._processes[pid]
         try:
-            rss_bytes = process.memory_info().rss
+            memory = known.process.memory_info()
+            rss_bytes = memory.rss
             if not rss_bytes:
                 # A zombie: it has ended, but its parent has not reaped it yet.
                 return None
-            role = self._role(process)
-            private_bytes = self._private_bytes(process)
+            change, doubled = abs(rss_bytes - known.written_bytes), 2 ** (self._lines // _LINES)
+            role = self._role(known)
+            is_same = role == known.role and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes)
+            if is_same and not is_division:
+                return None
         except psutil.Error:
             del self._processes[pid]
             return None
-        return {
-            "time_us": time.time_ns() / 1000,
-            "pid": pid,
-            "role": role,
-            "rss_bytes": rss_bytes,
-            "private_bytes": private_bytes,
-        }
+        known.written_bytes, known.role = rss_bytes, role
+        kinds = read_kinds(pid) if is_division else {}
+        if hasattr(memory, "shared"):  # Linux: files and shared memory
+            kinds["heap_bytes"] = rss_bytes - memory.shared
+        return {"pid": pid, "role": role, "rss_bytes": rss_bytes, **kinds}
 
-    def _private_bytes(self, process: psutil.Process) -> int | None:
-        start = time.monotonic()
-        if start < self._next_private.get(process.pid, 0.0):
-            return None
-        try:
-            return int(process.memory_full_info().uss)
-        finally:
-            end = time.monotonic()
-            self._next_private[process.pid] = end + max(_PRIVATE_INTERVAL_S, _REST * (end - start))
-
-    def _role(self, process: psutil.Process) -> str:
+    def _role(self, known: _Process) -> str:
         """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""
-        if (self._spool / f"process-{process.pid}").is_dir():
+        if (self._spool / f"process-{known.process.pid}").is_dir():
             return "trainer"
-        if process.pid not in self._workers and not self._is_worker(process):
-            return "child"
-        self._workers.add(process.pid)
-        return "worker"
+        known.is_worker = known.is_worker or self._is_worker(known.process)
+        return "worker" if known.is_worker else "child"
 
     def _is_worker(self, process: psutil.Process) -> bool:
         """Returns whether multiprocessing started the process, below a trainer."""
@@ -122,3 +150,23 @@ class HostSampler:
             return False
         # A spawned worker is marked on its command line; a forked one has its parent's command line.
         return "--multiprocessing-fork" in command or command == ancestors[0].cmdline()
+
+
+def read_kinds(pid: int, proc: Path = _PROC) -> dict[str, int]:
+    """Returns the kinds of a process's memory in bytes, by the keys of a sample; none where the system does not tell.
+
+    Args:
+        pid: The process.
+        proc: The proc file system.
+    """
+    kinds: dict[str, int] = {}
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines()
+        lines += (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # it has ended, belongs to another user, or the kernel is older than 4.14
+        return kinds
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name in _KINDS:
+            kinds[_KINDS[name]] = kinds.get(_KINDS[name], 0) + 1024 * int(rest.split()[0])
+    return kinds

@@ -147,7 +147,7 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
     killed = killer.describe(spool, returncode)
     ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
     own_files = read_own_files(spool, begun.started)
-    verdict = _pack(spool, output, target, returncode)
+    verdict = _pack(spool, output, target, returncode, killed)
     verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
     if verdict.is_interrupted:
         signals |= {signal.SIGINT}
@@ -164,11 +164,11 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
     )
 
 
-def _pack(spool: Path, output: Path, target: Target, returncode: int) -> Verdict:
+def _pack(spool: Path, output: Path, target: Target, returncode: int, killed: str) -> Verdict:
     try:
         if not any(spool.glob("process-*/")):
             return _discard(spool, output, target, returncode)
-        write_exit(spool, returncode)
+        write_exit(spool, returncode, killed)
         # Imported only now: the parent stays small while the job may need the memory.
         from memprof.launch.parent.speed import machine_speed
         from memprof.trace.files.pack import pack_spool

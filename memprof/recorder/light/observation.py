@@ -153,6 +153,7 @@ class LightObservation(ThreadObservation):
         else:
             self._budget.count_step(self.at.closed - self._step_first_closed, self._step_events)
         self._write(end_ns, is_complete=True)
+        self._log.sample_heap()
         self._origins.end_step()
         if self._kept.is_due(self.step):
             self._state_kept()

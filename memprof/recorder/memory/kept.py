@@ -16,7 +16,7 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
-from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.live_objects import arrays_in_containers, live_objects
 from memprof.recorder.memory.references import graph_holders, graphs_over_steps
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
@@ -52,7 +52,7 @@ _NO_HOLDER = Holder("unknown", "", "", None)
 _OF_CODE = (type, types.ModuleType, types.FunctionType, types.FrameType, str, int, float)
 _sequence_number = torch._C._autograd._get_sequence_nr
 
-#: Shape, element type and device of a tensor, and whether it has an autograd graph.
+#: Shape, element type and device of a tensor, or of an array of numpy, and whether it has an autograd graph.
 Kind = tuple[str, str, str, bool]
 #: Bytes of a tensor's storage, and its element type.
 Size = tuple[int, torch.dtype]
@@ -110,7 +110,9 @@ class KeptTensors:
             has_addresses: A statement's addresses are those of storages that are recorded then.
         """
         self._log = log
-        self._span = span
+        self._span: Callable[[Any], tuple[int, int]] = lambda one: (
+            span(one) if isinstance(one, torch.Tensor) else (one.ctypes.data, one.nbytes)
+        )
         self._is_whole_run, self._has_addresses = is_whole_run, has_addresses
         self.grown: frozenset[Size] = frozenset()
         self._first: dict[Kind, int] | None = None  # as many as there were at the first count
@@ -373,10 +375,15 @@ class KeptTensors:
             if address and size and address not in seen:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)
+        if not self._has_addresses:
+            for array in arrays_in_containers():
+                kinds.setdefault(_kind_of(array), []).append(array)
         return kinds
 
 
-def _kind_of(tensor: torch.Tensor) -> Kind:
+def _kind_of(tensor: Any) -> Kind:
+    if not isinstance(tensor, torch.Tensor):
+        return "x".join(map(str, tensor.shape)), f"numpy.{tensor.dtype}", "cpu", False
     shape = "x".join(str(int(length)) for length in tensor.shape)
     return shape, str(tensor.dtype), str(tensor.device), is_computed(tensor)
 

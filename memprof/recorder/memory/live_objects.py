@@ -7,7 +7,9 @@ started.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, compress, repeat
 from typing import Any
@@ -21,6 +23,8 @@ from memprof.recorder.memory.tensor_memory import outside_span, owned_span
 from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
+#: Containers of fewer elements hold nothing that grows.
+_LEAST_HELD = 2
 _has_frozen = False
 
 
@@ -88,6 +92,36 @@ def live_objects(kind: type) -> list[Any]:
     finally:
         if collects:
             gc.enable()
+
+
+def arrays_in_containers() -> list[Any]:
+    """Lists numpy's arrays that lists, deques and dictionaries hold, each once; a view counts as the array it shows.
+
+    The collector does not follow arrays. Of each container only the first and the last element tell whether to look at
+    the others: a list of numbers may have millions.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    kind, found = numpy.ndarray, {}
+    held: type[Any]
+    for held in (list, deque, dict):
+        for container in live_objects(held):
+            if type(container) is not held or len(container) < _LEAST_HELD:
+                continue
+            values = container.values() if isinstance(container, dict) else container
+            try:
+                ends = next(iter(values)), next(reversed(values))
+                arrays = list(values) if kind in (type(ends[0]), type(ends[1])) else ()
+            except (RuntimeError, StopIteration):  # another thread changes it
+                continue
+            for one in arrays:
+                array = one
+                while type(array) is kind and type(array.base) is kind:
+                    array = array.base
+                if type(array) is kind and array.base is None and array.nbytes:
+                    found[id(array)] = array
+    return list(found.values())
 
 
 def outermost_modules() -> list[torch.nn.Module]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from memprof.machines.host_limits import HostLimit, nearest_limit
+from memprof.machines.host_limits import SHARED, SHARED_ADVICE, HostLimit, nearest_limit
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.own_code import OWN_CODE
 from memprof.recorder.steps.usages import storing_phase
 from memprof.trace.files.private_file import write_private
-from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, SAVING
+from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, RAN_OUT, SAVING
 from memprof.trace.secrets import mask_text
 
 #: Messages of errors without a type of their own: torch's CPU allocator on Linux, on Windows and macOS, files mapped by
@@ -32,6 +32,8 @@ _PHRASES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+#: Phrases of errors beside "shared memory": torch's own, and that of a loader whose worker ended by SIGBUS.
+_FULL = ("No space left on device", "Bus error")
 _REQUESTED = re.compile(r"(?:allocate|mmap) (\d+(?:\.\d+)?) ?(bytes?|[KMGTP]i?B)\b")
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 _DEVICE_NUMBER = re.compile(r"\bGPU (\d+)\b")
@@ -63,6 +65,14 @@ def find_out_of_memory(error: BaseException | None) -> BaseException | None:
         seen.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
+
+
+def describe_full_sharing(error: BaseException | None) -> str:
+    """Returns that shared memory was full, where an error that ended the job says so; "" for any other."""
+    text = str(error)
+    if not any("shared memory" in text and phrase in text for phrase in _FULL):
+        return ""
+    return f"{RAN_OUT} {SHARED} was full: {SHARED_ADVICE}"
 
 
 def listen_to_allocator() -> None:

@@ -71,7 +71,12 @@ def build_manifest(
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
-        notes=(*_step_notes(spool, steps), *notes, *(exit_record or {}).get("without_effect", ())),
+        notes=(
+            *_killed(exit_record),
+            *_step_notes(spool, steps),
+            *notes,
+            *(exit_record or {}).get("without_effect", ()),
+        ),
     )
 
 
@@ -162,6 +167,10 @@ def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
         return Speed.from_json(known if isinstance(known, dict) else {})
     except TypeError:
         return Speed()  # written by a version that measures other quantities
+
+
+def _killed(exit_record: Mapping[str, Any] | None) -> list[str]:
+    return [str(exit_record["killed"])] if exit_record and "killed" in exit_record else []
 
 
 def _step_notes(spool: Spool, steps: Steps) -> list[str]:

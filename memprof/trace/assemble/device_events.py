@@ -11,7 +11,7 @@ from memprof.trace.assemble.memory.native_events import DeviceEvents
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.timeline import Timeline
 from memprof.trace.files.spool import Spool
-from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, DeviceMemory, Ints
+from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, DeviceMemory, HostHeap, Ints
 
 
 def allocator_events(recording: Recording) -> AllocatorEvents:
@@ -86,6 +86,17 @@ def device_samples(spool: Spool) -> DeviceMemory:
         process_bytes=samples["process_bytes"],
         reserved_bytes=samples["reserved_bytes"],
         pinned_bytes=samples["pinned_bytes"],
+    )
+
+
+def heap_samples(spool: Spool) -> HostHeap:
+    """Builds the table of the process's heaps over the whole recording."""
+    samples = spool.columns("heap")
+    return HostHeap.of(
+        time_us=samples["time_ns"] / 1000,
+        used_bytes=samples["used_bytes"],
+        free_bytes=samples["free_bytes"],
+        python_blocks=samples["blocks"],
     )
 
 

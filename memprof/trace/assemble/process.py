@@ -14,7 +14,7 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.allocator_history import segment_table
 from memprof.trace.assemble.describe import build_manifest, read_speed
-from memprof.trace.assemble.device_events import allocator_events, device_samples
+from memprof.trace.assemble.device_events import allocator_events, device_samples, heap_samples
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.local_variables import forget_held, held_by_variables
@@ -35,6 +35,7 @@ from memprof.trace.schema import (
     AllocatorEvents,
     DeviceMemory,
     Holders,
+    HostHeap,
     Memory,
     ModuleCalls,
     Modules,
@@ -155,6 +156,7 @@ def _tables(
         AllocatorEvents: allocator_events(recording),
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),
         DeviceMemory: device_samples(recording.spool),
+        HostHeap: heap_samples(recording.spool),
         OutOfMemory: failures,
         Holders: holders,
         Optimizers: optimizer_table(recording.spool),

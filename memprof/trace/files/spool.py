@@ -27,6 +27,9 @@ SPOOL_VERSION = 1
 
 FILE_NAME = "recording.spool"
 
+#: Begins the note in a recording that the kernel killed the job.
+RAN_OUT = "out of memory:"
+
 #: Streams of int64 rows and their columns. Times are Unix nanoseconds.
 COLUMNS: dict[str, tuple[str, ...]] = {
     # One row per operator seen. `sequence` is autograd's counter while it ran, `node_sequence` that of the backward
@@ -66,6 +69,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "reads": ("step", "line", "name", "previous", "elements", "value"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
+    # The process's heaps: bytes of the C library's in use and free, and the small objects of Python.
+    "heap": ("time_ns", "used_bytes", "free_bytes", "blocks"),
     # Light recordings: where the job is from a given time on. `sequence` is autograd's counter then.
     "marks": ("time_ns", "module", "phase", "call", "sequence"),
     # Light recordings: backward nodes that ran.

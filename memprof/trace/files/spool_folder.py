@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from memprof.trace.files.spool import FILE_NAME, peek_spool
 from memprof.trace.files.trim import drop_warm_up
 from memprof.trace.manifest import Manifest, number_ranks
 from memprof.trace.running import is_being_written
-from memprof.trace.schema import NONE, HostMemory, Table
+from memprof.trace.schema import NONE, HostLimits, HostMemory, Table
 
+_Rows = TypeVar("_Rows", bound=Table)
 Tables = dict[type[Table], Table]
 
 #: Exceptions raised when rows and records that contradict one another are assembled into tables.
@@ -115,7 +116,7 @@ class SpoolFolder:
         Args:
             faults: Collects why ranks could not be assembled; raised instead where left out.
         """
-        host = _read_host_memory(self.folder / "host.jsonl") if self.processes else HostMemory.empty()
+        host, limits = read_host(self.folder / "host.jsonl")
         is_child = ~np.isin(host.pid, self.pids)
         # The parent cannot know whether a process will train until it does.
         host = host.replace(role=np.where(is_child, host.role, "trainer").astype(object))
@@ -133,12 +134,13 @@ class SpoolFolder:
             for place, (manifest, tables) in enumerate(assembled):
                 # Data loader workers and other children are counted once, with the first rank.
                 is_shown = ((host.pid == manifest.pid) & (place == 0)) | (is_child & is_first)
+                of_job = limits.take(slice(None if is_first else 0))
                 is_first = False
                 fresh = tuple(note for note in notes if note not in manifest.notes)
                 # Additional devices of a process follow all processes.
                 number, following = (following, following + 1) if place else (rank, following)
                 named = dataclasses.replace(manifest, rank=number, notes=(*manifest.notes, *fresh))
-                yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown)}
+                yield named, {**drop_warm_up(tables), HostMemory: host.take(is_shown), HostLimits: of_job}
 
     def describe_nothing(self) -> str:
         """Returns why the folder holds no recording: how the job ended."""
@@ -231,26 +233,26 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def _read_host_memory(path: Path) -> HostMemory:
-    """Reads the parent's samples; a line cut short by a kill is dropped."""
-    if not path.is_file():
-        return HostMemory.empty()
-    samples = []
-    for line in path.read_bytes().splitlines():
+def read_host(path: Path) -> tuple[HostMemory, HostLimits]:
+    """Reads the parent's samples of processes and of limits; a line cut short by a kill is dropped."""
+    samples: list[tuple[Any, ...]] = []
+    limits: list[tuple[Any, ...]] = []
+    names = [column.name for column in HostMemory.columns()]
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             sample = json.loads(line)
-            samples.append(
-                (
-                    float(sample["time_us"]),
-                    int(sample["pid"]),
-                    str(sample["role"]),
-                    int(sample["rss_bytes"]),
-                    NONE if sample.get("private_bytes") is None else int(sample["private_bytes"]),
-                )
-            )
+            time_us = float(sample["time_us"])
+            if "limit" in sample:
+                total = int(sample["total_bytes"])
+                limits.append((time_us, str(sample["limit"]), total, total - int(sample["free_bytes"])))
+                continue
+            sizes = [NONE if sample.get(name) is None else int(sample[name]) for name in names[4:]]
+            samples.append((time_us, int(sample["pid"]), str(sample["role"]), int(sample["rss_bytes"]), *sizes))
         except (ValueError, KeyError, TypeError):
             continue
-    if not samples:
-        return HostMemory.empty()
-    names = [column.name for column in HostMemory.columns()]
-    return HostMemory.of(**dict(zip(names, zip(*samples, strict=True), strict=True)))
+    return _of_rows(HostMemory, samples), _of_rows(HostLimits, limits)
+
+
+def _of_rows(kind: type[_Rows], rows: list[tuple[Any, ...]]) -> _Rows:
+    names = [column.name for column in kind.columns()]
+    return kind.of(**dict(zip(names, zip(*rows, strict=True), strict=True))) if rows else kind.empty()

@@ -13,6 +13,7 @@ import numpy as np
 from memprof.errors import BadInputError
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import describe_end, describe_start, machine_of, read_speed
+from memprof.trace.assemble.device_events import heap_samples
 from memprof.trace.assemble.light.run import Run, join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
 from memprof.trace.assemble.memory.elsewhere import NAME
@@ -30,6 +31,7 @@ from memprof.trace.manifest import Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
     NONE,
     Holders,
+    HostHeap,
     ModulePeaks,
     Modules,
     Ops,
@@ -83,6 +85,7 @@ def assemble_light(
     recorded = cast(Steps, tables.get(Steps, Steps.empty()))
     tables[Steps] = join_steps(run.steps(), recorded)
     tables[StepPeaks] = run.step_peaks()
+    tables[HostHeap] = heap_samples(main)
     tables[ModulePeaks] = module_peaks(main, device)
     return light_manifest(folder, main, run, tables, launch, exit_record), tables
 

@@ -1,0 +1,1 @@
+"""The host memory of a job's processes."""

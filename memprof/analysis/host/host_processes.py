@@ -1,0 +1,159 @@
+"""Each process of a job: its maxima, whether it keeps growing, and what grows inside a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.trace.schema import NONE, Floats, HostHeap, HostMemory, Ints
+from memprof.units import format_bytes, format_count
+
+#: The display order of roles; any other comes last.
+ROLES = ("trainer", "worker", "child")
+#: Growth is looked for after this share of a process's life, in at least this many samples, and told from these bytes
+#: and this share of what there was.
+_SETTLED, LEAST_SAMPLES, _GROWTH_BYTES, _GROWTH = 1 / 3, 6, 8 * 2**20, 0.05
+#: Share of the growth that the second half of the samples must have: what fills once does not go on.
+_GOES_ON = 0.3
+#: What returns memory that was freed.
+RETURNS = "MALLOC_ARENA_MAX=2 and MALLOC_TRIM_THRESHOLD_=131072 in the environment"
+#: Bytes that a small object of Python takes at the least.
+_BLOCK_BYTES = 64
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """Peak main memory of one process of the job.
+
+    Attributes:
+        role: ``trainer``, ``worker`` or ``child``.
+        pid: Its process id.
+        maximum_rss_bytes: Peak resident memory, including pages shared with other processes.
+        maximum_private_bytes: Peak private resident memory; None where the system does not report it.
+    """
+
+    role: str
+    pid: int
+    maximum_rss_bytes: int
+    maximum_private_bytes: int | None
+
+
+@dataclass(frozen=True)
+class HostGrowth:
+    """A process, or all of a role, whose memory of its own kept growing.
+
+    Attributes:
+        role: Its role.
+        processes: How many of that role grow.
+        first_bytes: What each had once it had settled, on average.
+        last_bytes: What each had at the end.
+        seconds: The time between.
+        cause: What has grown inside a trainer; "" where unknown.
+    """
+
+    role: str
+    processes: int
+    first_bytes: int
+    last_bytes: int
+    seconds: float
+    cause: str
+
+    def describe(self) -> str:
+        """Returns a sentence."""
+        who = f"the {self.role}" if self.processes == 1 else f"{self.processes} {self.role}s"
+        each, grow = ("each ", "grow") if self.processes > 1 else ("", "grows")
+        grown = self.last_bytes - self.first_bytes
+        rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
+        span = f"{each}from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
+        return f"Host memory of {who} {grow} {span}{self.cause and f': {self.cause}'}."
+
+
+def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
+    """Returns each process's maxima over the whole job: the trainer first, then the workers, largest first.
+
+    Args:
+        samples: Samples of every process.
+    """
+    processes = []
+    for pid in np.unique(samples.pid).tolist():
+        own = samples.take(samples.pid == pid)
+        private = int(own.private_bytes.max())
+        processes.append(
+            HostProcess(
+                role=str(own.role[-1]),  # a child may be identified as a worker only after its first samples
+                pid=pid,
+                maximum_rss_bytes=int(own.rss_bytes.max()),
+                maximum_private_bytes=None if private == NONE else private,
+            )
+        )
+    return tuple(sorted(processes, key=lambda one: (place_of(one.role), -one.maximum_rss_bytes, one.pid)))
+
+
+def place_of(role: str) -> int:
+    """Returns the place of a role in the display order."""
+    return ROLES.index(role) if role in ROLES else len(ROLES)
+
+
+def find_growth(samples: HostMemory, heaps: Mapping[int, HostHeap]) -> tuple[HostGrowth, ...]:
+    """Returns the processes that keep growing, those of one role together.
+
+    Args:
+        samples: Samples of all processes, in order, from when growth counts.
+        heaps: The heaps of the trainers, by process id.
+    """
+    by_role: dict[str, list[HostGrowth]] = {}
+    samples = samples.take(samples.heap_bytes != NONE)
+    for pid in np.unique(samples.pid).tolist():
+        own = samples.take(samples.pid == pid)
+        found = _grown(own.time_us, own.heap_bytes)
+        if found is None:
+            continue
+        first, last, from_us, to_us = found
+        cause = _cause(heaps.get(pid, HostHeap.empty()), from_us, to_us, last - first)
+        role = str(own.role[-1])
+        by_role.setdefault(role, []).append(HostGrowth(role, 1, first, last, (to_us - from_us) / 1e6, cause))
+    return tuple(_joined(alike) for alike in by_role.values())
+
+
+def _grown(time_us: Floats, sizes: Ints) -> tuple[int, int, float, float] | None:
+    """Returns the bytes and times between which a process keeps growing; None where it does not."""
+    if len(sizes) < 2:
+        return None
+    settled = time_us >= time_us[0] + _SETTLED * (time_us[-1] - time_us[0])
+    times, own = time_us[settled], sizes[settled]
+    if len(own) < LEAST_SAMPLES:
+        return None
+    quarter = max(1, len(own) // 4)
+    first, last = int(np.median(own[:quarter])), int(np.median(own[-quarter:]))
+    middle = int(np.median(own[len(own) // 2 - quarter // 2 : len(own) // 2 + quarter // 2 + 1]))
+    grown = last - first
+    if grown < max(_GROWTH_BYTES, _GROWTH * first) or last - middle < _GOES_ON * grown:
+        return None
+    if np.any(own[-quarter:] < middle):  # it comes and goes
+        return None
+    return first, last, float(times[:quarter].mean()), float(times[-quarter:].mean())
+
+
+def _joined(alike: list[HostGrowth]) -> HostGrowth:
+    one = alike[0]
+    first, last = (sum(getattr(each, name) for each in alike) // len(alike) for name in ("first_bytes", "last_bytes"))
+    return HostGrowth(one.role, len(alike), first, last, max(each.seconds for each in alike), one.cause)
+
+
+def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
+    """Returns what has grown inside a trainer meanwhile, by the samples of its heaps; "" where they do not tell."""
+    rows = np.flatnonzero((heap.time_us >= from_us) & (heap.time_us <= to_us) & (heap.used_bytes != NONE))
+    if len(rows) < 2:
+        return ""
+    used, free, blocks = (
+        int(column[rows[-1]] - column[rows[0]]) for column in (heap.used_bytes, heap.free_bytes, heap.python_blocks)
+    )
+    if free >= grown / 2:
+        return f"{format_bytes(free)} of it is freed memory that the C library keeps; {RETURNS} return it"
+    if blocks * _BLOCK_BYTES >= grown / 4:
+        return f"{format_count(blocks, 'more object')} of Python"
+    if used >= grown / 2:
+        return "on the heap of the C library (tensors, numpy arrays, or C code)"
+    return "outside the C library's heap (mapped by a library, or small objects of Python)"

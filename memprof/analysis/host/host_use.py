@@ -1,0 +1,296 @@
+"""The host memory of a job: what it was divided into at its fullest, and its limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+
+from memprof.analysis.host.host_processes import (
+    LEAST_SAMPLES,
+    RETURNS,
+    ROLES,
+    HostGrowth,
+    find_growth,
+    place_of,
+    summarise_processes,
+)
+from memprof.analysis.report.whole_run import is_light
+from memprof.machines.host_limits import SHARED, SHARED_ADVICE
+from memprof.trace.schema import NONE, Bools, HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+_FILES = "mapped files"
+_KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
+_FREED_PART = "freed, but kept by the C library"
+#: From this share on, freed memory is worth a row, and a sentence from these bytes on.
+_FREED, _FREED_BYTES = 0.1, 32 * 2**20
+#: Workers' memory of their own is worth a sentence from these bytes a worker on.
+_COPIED_BYTES = 64 * 2**20
+#: The fullest moment stands out from this multiple of the usual bytes on, and these bytes above it.
+_SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
+#: A moment is short if at most this share of the samples are this near to it.
+_SHORT, _NEAR = 0.2, 0.9
+#: A limit is close from this share in use on.
+_CLOSE = 0.9
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What one kind of memory took when all processes together had most.
+
+    Attributes:
+        name: What it is.
+        bytes: Bytes of it.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class HostLimit:
+    """One limit on host memory when least of it was left.
+
+    Attributes:
+        name: What has the limit: the control group, the machine or /dev/shm.
+        total_bytes: The limit.
+        used_bytes: Of it, in use by all processes of the machine or the group.
+    """
+
+    name: str
+    total_bytes: int
+    used_bytes: int
+
+
+class HostUse:
+    """The host memory of a job, from the samples of all its processes.
+
+    Attributes:
+        processes: Each process's maxima: trainers first, then workers, largest first.
+        limits: Each limit at its closest.
+    """
+
+    def __init__(
+        self, samples: HostMemory, limits: HostLimits, heaps: Mapping[int, HostHeap], recorded_us: float = -math.inf
+    ) -> None:
+        """Reads the samples.
+
+        Args:
+            samples: Those of every process.
+            limits: Those of the limits.
+            heaps: The heaps of the trainers, by process id.
+            recorded_us: When the last recorded step ended. What grew until then is not looked at: a job that starts
+                fills its processes, and so does recording it.
+        """
+        self._recorded_us = recorded_us
+        self._samples = samples.take(np.argsort(samples.time_us, kind="stable"))
+        self._heaps = heaps
+        self.processes = summarise_processes(self._samples)
+        self.limits = tuple(_closest(limits))
+
+    @staticmethod
+    def of(trace: Trace) -> HostUse:
+        """Reads the samples of all ranks of a trace."""
+        ranks = [trace.rank_trace(rank) for rank in trace.ranks] if len(trace.ranks) > 1 else [trace]
+        samples = HostMemory.joined([one.table(HostMemory) for one in ranks])
+        limits = HostLimits.joined([one.table(HostLimits) for one in ranks])
+        steps = Steps.joined([one.table(Steps) for one in ranks])
+        ends = (steps.start_us + steps.duration_us)[steps.kind == "recorded"]
+        if is_light(trace):  # of which any step is recorded
+            ends = steps.start_us[:1]
+        heaps = {one.manifest.pid: one.table(HostHeap) for one in ranks}
+        return HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
+
+    @cached_property
+    def _kinds(self) -> dict[str, Ints]:
+        """Bytes of each kind of each sample's process, by the names of the columns. Shape (samples,).
+
+        Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
+        trainer's peak between two samples.
+        """
+        samples = self._samples
+        kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in _KINDS}
+        for pid in np.unique(samples.pid).tolist():
+            rows = np.flatnonzero(samples.pid == pid)
+            one = samples.take(rows)
+            known = np.flatnonzero(one.anonymous_bytes != NONE)
+            if not len(known):
+                continue
+            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
+            for name in _KINDS:
+                kinds[name][rows] = np.maximum(getattr(one, name)[last], 0)
+            changed = one.rss_bytes - one.rss_bytes[last]
+            if one.role[-1] == ROLES[0]:
+                most = np.maximum(one.peak_rss_bytes, one.rss_bytes)
+                before = np.maximum.accumulate(np.append(most[0], most[:-1]))
+                changed += np.where(most > before, most - one.rss_bytes, 0)
+            kinds["anonymous_bytes"][rows] = np.maximum(kinds["anonymous_bytes"][rows] + changed, 0)
+        return kinds
+
+    @cached_property
+    def fullest(self) -> tuple[HostPart, ...]:
+        """The parts when most was in use that the kernel cannot drop; none where the system reports no kinds.
+
+        Files that are mapped come last: most of their pages can be dropped and read again.
+        """
+        return tuple(self._parts(list(self._fullest_rows.values()))) if self._totals.any() else ()
+
+    @cached_property
+    def _totals(self) -> Ints:
+        """Bytes in use by all processes after each round of samples, without mapped files. Shape (rounds,)."""
+        kinds = self._kinds
+        sizes = (kinds["anonymous_bytes"] + kinds["shared_bytes"] + kinds["swapped_bytes"]).tolist()
+        return np.array([sum(sizes[row] for row in alive.values()) for alive in self._rounds()], dtype=np.int64)
+
+    @cached_property
+    def _ends(self) -> Ints:
+        """The last sample of each round; those of a round have one time. Shape (rounds,)."""
+        times = self._samples.time_us
+        return np.flatnonzero(np.append(times[1:] > times[:-1], True))
+
+    @cached_property
+    def _fullest_rows(self) -> dict[int, int]:
+        """The last row of each process when most was in use, by its id."""
+        place = int(np.argmax(self._totals))
+        return dict(next(islice(self._rounds(), place, None)))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in use at the fullest, without mapped files."""
+        return sum(part.bytes for part in self.fullest if part.name != _FILES)
+
+    @property
+    def limit(self) -> HostLimit | None:
+        """The limit of which least was left, besides that of /dev/shm; None where none is known."""
+        own = [one for one in self.limits if one.name != SHARED]
+        return min(own, key=lambda one: one.total_bytes - one.used_bytes, default=None)
+
+    def describe(self) -> str:
+        """Returns a line on the fullest moment and the limit; "" where nothing is known."""
+        if not self.fullest:
+            return ""
+        parts = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in self.fullest)
+        of = "" if self.limit is None else f" of {format_bytes(self.limit.total_bytes)} ({self.limit.name})"
+        return f"{format_bytes(self.total_bytes)}{of}: {parts}"
+
+    def warnings(self) -> Iterator[str]:
+        """Yields sentences on limits that were nearly reached, and on processes that grow."""
+        for limit in self.limits:
+            if limit.used_bytes >= _CLOSE * limit.total_bytes:
+                yield _describe_limit(limit)
+        for growth in self.growth:
+            yield growth.describe()
+        freed = "" if self.growth else self._describe_freed()
+        yield from filter(None, (self._describe_workers(), freed, self._describe_spike()))
+
+    def _describe_workers(self) -> str:
+        """Returns that workers hold copies of their own, "" where they hold little."""
+        own = [one.maximum_private_bytes or 0 for one in self.processes if one.role == "worker"]
+        if len(own) < 2 or min(own) < _COPIED_BYTES or 2 * sum(own) < self.total_bytes:
+            return ""
+        return (
+            f"{len(own)} workers hold {format_bytes(sum(own))}, at least {format_bytes(min(own))} each, that no other "
+            "process shares: copies of the data set (Python copies a page when it counts references to an object in "
+            "it; arrays and tensors are shared), or what each loads."
+        )
+
+    def _describe_freed(self) -> str:
+        freed = sum(part.bytes for part in self.fullest if part.name == _FREED_PART)
+        if freed < max(_FREED_BYTES, 2 * _FREED * self.total_bytes):
+            return ""
+        return (
+            f"{format_bytes(freed)} of host memory were free, but kept by the C library's heap at the fullest moment; "
+            f"{RETURNS} return such memory."
+        )
+
+    def _describe_spike(self) -> str:
+        """Returns that the fullest moment was short and far above the usual, "" where it was not."""
+        is_looked_at = self._is_looked_at
+        if max(np.unique(self._samples.pid[is_looked_at], return_counts=True)[1], default=0) < LEAST_SAMPLES:
+            return ""
+        rounds = np.flatnonzero(is_looked_at[self._ends])
+        totals = self._totals[rounds]
+        usual, most = int(np.median(totals)), int(totals.max())
+        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(totals > _NEAR * most) > _SHORT:
+            return ""
+        times = self._samples.time_us
+        after = (times[self._ends[rounds[np.argmax(totals)]]] - times[0]) / 1e6
+        return (
+            f"Host memory rose to {format_bytes(most)} for a moment, {after:.0f} s after the start, from "
+            f"{format_bytes(usual)} usually: something was held twice, as when a checkpoint is saved or loaded."
+        )
+
+    @cached_property
+    def growth(self) -> tuple[HostGrowth, ...]:
+        """The processes that grow, those of one role together."""
+        return find_growth(self._samples.take(self._is_looked_at), self._heaps)
+
+    @cached_property
+    def _is_looked_at(self) -> Bools:
+        """Which samples were taken while steps followed the recorded ones. Shape (samples,)."""
+        times = self._samples.time_us
+        over_us = max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
+        is_looked_at: Bools = (times > self._recorded_us) & (times <= over_us)
+        return is_looked_at
+
+    def _rounds(self) -> Iterator[dict[int, int]]:
+        """Yields the last row of each process that is alive, by its id, after every round of samples."""
+        samples = self._samples
+        ends = set(self._ends.tolist())
+        alive: dict[int, int] = {}
+        divided: set[int] = set()
+        for row, (pid, is_division) in enumerate(
+            zip(samples.pid.tolist(), (samples.anonymous_bytes != NONE).tolist(), strict=True)
+        ):
+            if is_division and pid in divided:  # the next round: whoever was not in this one has ended
+                alive = {one: at for one, at in alive.items() if one in divided}
+                divided = set()
+            if is_division:
+                divided.add(pid)
+            alive[pid] = row
+            if row in ends:
+                yield alive
+
+    def _parts(self, rows: list[int]) -> Iterator[HostPart]:
+        roles = self._samples.role[rows].tolist()
+        own = self._kinds["anonymous_bytes"][rows]
+        freed = np.minimum([self._freed_bytes(row) for row in rows], own)
+        if freed.sum() < _FREED * own.sum():
+            freed[:] = 0
+        for role in sorted(set(roles), key=place_of):
+            sizes = (own - freed)[[one == role for one in roles]]
+            if not sizes.sum():
+                continue
+            name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
+            yield HostPart(name, int(sizes.sum()))
+        others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
+        sums = {_FREED_PART: int(freed.sum())} | {
+            name: int(self._kinds[column][rows].sum()) for name, column in others.items()
+        }
+        yield from (HostPart(name, size) for name, size in sums.items() if size)
+
+    def _freed_bytes(self, row: int) -> int:
+        """Returns what the heap of a sample's process had free at the last sample of the heap before."""
+        heap = self._heaps.get(int(self._samples.pid[row]), HostHeap.empty())
+        place = int(np.searchsorted(heap.time_us, self._samples.time_us[row], side="right")) - 1
+        return max(int(heap.free_bytes[place]), 0) if place >= 0 else 0
+
+
+def _closest(limits: HostLimits) -> Iterator[HostLimit]:
+    for name in dict.fromkeys(limits.name.tolist()):
+        own = limits.take(limits.name == name)
+        row = int(np.argmin(own.total_bytes - own.used_bytes))
+        yield HostLimit(name, int(own.total_bytes[row]), int(own.used_bytes[row]))
+
+
+def _describe_limit(limit: HostLimit) -> str:
+    full = f"{format_bytes(limit.used_bytes)} of {format_bytes(limit.total_bytes)} in use"
+    if limit.name == SHARED:
+        return f"{SHARED} was nearly full, {full}: {SHARED_ADVICE}"
+    return f"The memory of the {limit.name} was nearly full, {full}: the kernel kills the largest process at its end."

@@ -1,0 +1,171 @@
+"""The host memory of a job's processes: its parts, its limits, and what grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from memprof.analysis.host.host_use import HostUse
+from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory
+
+MIB = 2**20
+GIB = 2**30
+
+
+def samples(*processes: tuple[int, str, Callable[[float], int]], seconds: int = 60) -> HostMemory:
+    """Samples of processes each second, with all memory their own: id, role, and bytes at a time in MiB."""
+    rows = [(time, pid, role, size(time) * MIB) for time in range(seconds) for pid, role, size in processes]
+    times, pids, roles, sizes = zip(*rows, strict=True)
+    zeros = [0] * len(rows)
+    return HostMemory.of(
+        time_us=[1e6 * time for time in times],
+        pid=pids,
+        role=roles,
+        rss_bytes=sizes,
+        peak_rss_bytes=[NONE] * len(rows),
+        private_bytes=sizes,
+        heap_bytes=sizes,
+        anonymous_bytes=sizes,
+        shared_bytes=zeros,
+        file_bytes=zeros,
+        swapped_bytes=zeros,
+    )
+
+
+def heap(used: Sequence[int], free: Sequence[int], blocks: Sequence[int]) -> HostHeap:
+    """Samples of the heaps of a process, each second, in MiB."""
+    return HostHeap.of(
+        time_us=np.arange(len(used)) * 1e6,
+        used_bytes=np.asarray(used) * MIB,
+        free_bytes=np.asarray(free) * MIB,
+        python_blocks=blocks,
+    )
+
+
+def use(one: HostMemory, *, limits: HostLimits | None = None, heaps: dict[int, HostHeap] | None = None) -> HostUse:
+    return HostUse(one, limits or HostLimits.empty(), heaps or {})
+
+
+def test_parts_are_those_of_the_fullest_moment() -> None:
+    """The parts are of the moment at which all together had most, and sum to it; mapped files are beside it."""
+    one = samples((1, "trainer", lambda t: 300 if t == 30 else 200), (2, "worker", lambda t: 90 if t == 30 else 100))
+    one = one.replace(file_bytes=np.full(len(one), 7 * MIB), shared_bytes=np.full(len(one), 5 * MIB))
+    found = use(one)
+    assert {part.name: part.bytes // MIB for part in found.fullest} == {
+        "trainer": 300,
+        "worker": 90,
+        "shared memory": 10,
+        "mapped files": 14,
+    }
+    assert found.total_bytes == 400 * MIB
+
+
+def test_ended_processes_count_no_longer() -> None:
+    """A process that has ended is not added to those that come later."""
+    one = samples((1, "trainer", lambda t: 100), (2, "worker", lambda t: 50), (3, "worker", lambda t: 50))
+    one = one.take(((one.pid != 2) | (one.time_us < 20e6)) & ((one.pid != 3) | (one.time_us > 30e6)))
+    assert use(one).total_bytes == 150 * MIB
+
+
+def test_a_peak_between_samples_counts() -> None:
+    """Bytes that a trainer had between two samples, as the kernel's mark shows, are counted."""
+    one = samples((1, "trainer", lambda t: 100))
+    marks = np.where(one.time_us >= 40e6, 260 * MIB, 100 * MIB)
+    found = use(one.replace(peak_rss_bytes=marks))
+    assert found.total_bytes == 260 * MIB
+    (said,) = found.warnings()
+    assert said.startswith("Host memory rose to 260.00 MiB for a moment, 40 s after the start, from 100.00 MiB usually")
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "blocks", "cause"),
+    [
+        (2, 0, 0, "on the heap of the C library"),
+        (0, 2, 0, "of it is freed memory that the C library keeps"),
+        (0, 0, 20_000, "more objects of Python"),
+        (0, 0, 0, "outside the C library's heap"),
+    ],
+)
+def test_growth_of_a_trainer_has_its_cause(used: int, free: int, blocks: int, cause: str) -> None:
+    """What has grown inside a trainer is told by its heaps."""
+    steps = range(60)
+    heaps = {1: heap([used * t for t in steps], [free * t for t in steps], [blocks * t for t in steps])}
+    (said,) = use(samples((1, "trainer", lambda t: 100 + 2 * t)), heaps=heaps).warnings()
+    assert said.startswith("Host memory of the trainer grows from ")
+    assert "2.00 MiB a second: " in said
+    assert cause in said
+
+
+def test_workers_that_grow_are_one_sentence() -> None:
+    """Workers that grow alike are told together, each with its share."""
+    grown = samples((1, "trainer", lambda t: 500), *((pid, "worker", lambda t: 20 + t) for pid in (2, 3)))
+    said = next(use(grown).warnings())
+    assert said.startswith("Host memory of 2 workers grow each from ")
+    assert "1.00 MiB a second." in said
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda t: 100,
+        lambda t: 100 + 4 * min(t, 15),  # fills at the start
+        lambda t: 100 + 50 * (t // 5 % 2),  # comes and goes
+        lambda t: 100 + min(4 * t, 80) if t < 55 else 100,
+        lambda t: 1000 + t // 10,  # a little
+    ],
+)
+def test_sound_processes_do_not_grow(size: Callable[[float], int]) -> None:
+    """What fills once, comes and goes, or gains a little is no growth."""
+    assert use(samples((1, "trainer", size))).growth == ()
+
+
+def test_growth_while_recording_does_not_count() -> None:
+    """What grew until the last recorded step is not looked at: recording it takes memory, too."""
+    one = samples((1, "trainer", lambda t: 100 + 3 * min(t, 50)))
+    assert use(one).growth
+    assert HostUse(one, HostLimits.empty(), {}, recorded_us=50e6).growth == ()
+
+
+def test_workers_with_copies_of_their_own() -> None:
+    """Workers that hold most of what the job has are named, with the least of each."""
+    one = samples((1, "trainer", lambda t: 200), *((pid, "worker", lambda t: 100) for pid in range(2, 10)))
+    (said,) = use(one).warnings()
+    assert said.startswith("8 workers hold 800.00 MiB, at least 100.00 MiB each, that no other process shares")
+
+
+def test_memory_freed_but_kept() -> None:
+    """What the C library keeps is a part of its own, with what returns it."""
+    heaps = {1: heap([100] * 60, [120] * 60, [0] * 60)}
+    found = use(samples((1, "trainer", lambda t: 300)), heaps=heaps)
+    assert {part.name: part.bytes // MIB for part in found.fullest} == {
+        "trainer": 180,
+        "freed, but kept by the C library": 120,
+    }
+    (said,) = found.warnings()
+    assert said.startswith("120.00 MiB of host memory were free, but kept by the C library's heap")
+    assert "MALLOC_ARENA_MAX=2" in said
+
+
+def test_limits_at_their_closest() -> None:
+    """The limit shown is the one of which least was left; one that was nearly used up is a warning."""
+    limits = HostLimits.of(
+        time_us=[1.0, 1.0, 1.0, 2.0, 2.0, 2.0],
+        name=["control group", "machine", "/dev/shm"] * 2,
+        total_bytes=[2 * GIB, 64 * GIB, 64 * MIB] * 2,
+        used_bytes=[GIB, 30 * GIB, MIB, 19 * GIB // 10, 20 * GIB, 63 * MIB],
+    )
+    found = use(samples((1, "trainer", lambda t: 1000)), limits=limits)
+    assert found.describe() == "1000.00 MiB of 2.00 GiB (control group): trainer 1000.00 MiB"
+    group, shared = found.warnings()
+    assert group.startswith("The memory of the control group was nearly full, 1.90 GiB of 2.00 GiB in use")
+    assert shared.startswith("/dev/shm was nearly full, 63.00 MiB of 64.00 MiB in use: batches of loader workers")
+
+
+def test_without_kinds_there_are_no_parts() -> None:
+    """Where the system reports no kinds of memory, as for files of earlier versions, only maxima are told."""
+    one = HostMemory.of(time_us=[1.0], pid=[1], role=["trainer"], rss_bytes=[5], private_bytes=[NONE])
+    found = use(one)
+    assert (found.fullest, found.describe(), list(found.warnings())) == ((), "", [])
+    assert found.processes[0].maximum_rss_bytes == 5
