@@ -191,7 +191,7 @@ class Step:
         if len(wrong):
             row = wrong[0]
             raise InvariantError(
-                f"Step {self.number} is inconsistent: at operator {row} ({self.ops.name[row]}) the replay holds "
+                f"step {self.number} is inconsistent: at operator {row} ({self.ops.name[row]}) the replay holds "
                 f"{highest[row]} bytes and the allocator counted {counted[row]}."
             )
 
@@ -203,7 +203,7 @@ class Step:
         """Raises the message for the first row that violates the condition."""
         if not holds.all():
             raise InvariantError(
-                f"Step {self.number} is inconsistent: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
+                f"step {self.number} is inconsistent: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
             )
 
 
