@@ -7,19 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import InvariantError
-from memprof.trace.schema import (
-    NONE,
-    Bools,
-    Ints,
-    Memory,
-    ModuleCalls,
-    Modules,
-    Ops,
-    Saved,
-    Stacks,
-    Storages,
-    Uses,
-)
+from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Modules, Ops, Saved, Stacks, Storages, Uses
 from memprof.trace.usages import OptimizerTraits
 
 

@@ -70,8 +70,9 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
     assert "1 " in page
     assert "checkpoint layers." in page
     again = "next: memprof suggest run.memprof --budget 50%"
-    assert lines[-3].startswith(f"{again} --check")  # the plan found is not known to the byte
-    assert lines[-2].startswith(f"{again} --write plan.toml")
+    check, write, *_ = (line for line in lines if line.startswith("next: "))
+    assert check.startswith(f"{again} --check")  # the plan found is not known to the byte
+    assert write.startswith(f"{again} --write plan.toml")
 
 
 def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +217,8 @@ def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[st
     assert settings[0] > 1
     assert fits[number - 1]["step_time_us"] > fits[0]["step_time_us"]
     page = " ".join(run(capsys, *flags).split())
-    assert f"simplest that fits: plan {number}, 1 setting instead of {settings[0]}, step time +" in page
+    assert f"(plan {number}), 1 instead of {settings[0]} settings, step time +" in page
+    assert f"--explain {number} --write plan.toml" in page
 
 
 def test_no_listed_plan_reserves_more_than_a_device_has() -> None:

@@ -94,7 +94,7 @@ def test_saved_tensors_of_compiled_modules_are_left_alone() -> None:
     for compiled in ("", "layers", "layers.0"):
         model = Net()
         model.get_submodule(compiled).compile()
-        with pytest.raises(PolicyError, match=f"{compiled or 'The model'} runs code"):
+        with pytest.raises(PolicyError, match=f"{compiled or 'the model'} runs code"):
             policy.apply(Job(model))
         assert "forward" not in vars(model.layers[0])
     model = Net()

@@ -263,7 +263,7 @@ def check_dicts(raw: Any, what: str) -> None:
         BadInputError: It is not.
     """
     if not isinstance(raw, list):
-        raise BadInputError(f"{_capital(what)} must be a list, not {_kind(raw)}: this is not a memory snapshot.")
+        raise BadInputError(f"{what} must be a list, not {_kind(raw)}: this is not a memory snapshot.")
     kinds = set(map(type, raw))
     if not kinds <= {dict}:
         wrong = next(item for item in raw if type(item) is not dict)
@@ -288,7 +288,7 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
         raise BadInputError(f"among {what} is {int(column.min())}, which is below {lowest}.")
     # Their sums must fit too.
     if lowest is not None and len(column) and float(column.sum(dtype=np.float64)) > 2.0**62:
-        raise BadInputError(f"{_capital(what)} sum to more than 62 bits hold.")
+        raise BadInputError(f"{what} sum to more than 62 bits hold.")
     return column
 
 
@@ -381,7 +381,3 @@ def _whole(value: Any) -> int:
 def _kind(value: Any) -> str:
     kinds = {dict: "a dict", list: "a list", str: "a text", int: "a number", float: "a fraction", tuple: "a tuple"}
     return "nothing" if value is None else kinds.get(type(value), type(value).__name__)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
