@@ -107,7 +107,7 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(ranks: list[dict[str, A
     expected = (
         "layers.0.inner.bias and layers.1.inner.bias are one parameter in two units",
         "scale is zero-dimensional and cannot be sharded",
-        "Module 0 has sparse gradients",
+        "module 0 has sparse gradients",
         "layers.1 trains parameters of two types",
         "an optimizer already has unsharded state",
         "Adafactor is not known to update each element independently",
