@@ -47,7 +47,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         text = read_text(path, TOML_LIMIT_BYTES)
     except FileNotFoundError:
-        raise BadInputError(f"no plan {path}: write it with memprof suggest RUN --budget 80% --write {path}") from None
+        message = f"plan {path} does not exist; write it: memprof suggest RUN --budget 80% --write {path}"
+        raise BadInputError(message) from None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     return parse_plan(text, str(path))
