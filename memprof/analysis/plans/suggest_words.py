@@ -44,8 +44,8 @@ def _briefly(one: Candidate, found: Suggestion) -> str:
     """Returns what a plan is; only its policies if it has more settings than a sentence holds."""
     if one.settings <= _MOST_SETTINGS or one not in found.plans:
         return found.short(one.plan.describe())
-    kinds = ", ".join(dict.fromkeys(policy.name for policy in one.policies))
-    return f"plan {found.plans.index(one) + 1} ({kinds}: {one.settings} settings)"
+    kinds = dict.fromkeys(policy.name for policy in one.policies)
+    return f"plan {found.plans.index(one) + 1} ({', '.join(kinds)}: {one.settings} settings)"
 
 
 def describe_slowdown(one: Candidate, found: Suggestion) -> str:
