@@ -51,7 +51,7 @@ def test_recordings_are_read_without_linux(tmp_path: Path) -> None:
 def test_recording_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch, platform: str, name: str) -> None:
     """A job is not started, and the sentence says what does work; a variable allows it."""
     monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises(CannotStartError, match=rf"^Recording needs Linux; on {name}, memprof reads") as caught:
+    with pytest.raises(CannotStartError, match=rf"^recording needs Linux; on {name}, memprof reads") as caught:
         Target(("python", "train.py"), "train.py")
     assert caught.value.exit_code == 125
     monkeypatch.setenv(ANY_SYSTEM, "1")

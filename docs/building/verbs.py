@@ -66,7 +66,7 @@ def option_names(verb: str) -> set[str]:
     return {
         name
         for parameter in command.get_params(_context(verb, command))
-        if isinstance(parameter, click.Option)
+        if isinstance(parameter, click.Option) and not parameter.hidden
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
 

@@ -56,7 +56,7 @@ class Request:
         shares = self.ranks if any(getattr(each, "batch", "") == "split" for each in self.plan.policies) else 1
         if self.batch % (self.parts * shares):
             raise UsageError(
-                f"A batch of {self.batch} cannot be split evenly into {self.parts} micro-batches"
+                f"a batch of {self.batch} cannot be split evenly into {self.parts} micro-batches"
                 f"{f' on each of {shares} ranks' if shares > 1 else ''}; give --batch a multiple of "
                 f"{self.parts * shares}."
             )

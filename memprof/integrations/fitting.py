@@ -208,9 +208,9 @@ def make_request(
         PolicyError: Unknown policy.
     """
     if steps < 1 or skip < 0:
-        raise UsageError(f"Invalid window: skip={skip}, steps={steps}; skip must be >= 0 and steps >= 1.")
+        raise UsageError(f"invalid window: skip={skip}, steps={steps}; skip must be >= 0 and steps >= 1.")
     if not time_limit > 0:
-        raise UsageError(f"Invalid time_limit {time_limit}: must be more than 0 seconds.")
+        raise UsageError(f"invalid time_limit {time_limit}: must be more than 0 seconds.")
     text = "" if budget is None else str(budget)
     if text:
         parse_budget(text, _SOME_PEAK_BYTES)

@@ -221,7 +221,7 @@ def _record(inputs: Inputs, folder: Path, path: Path, side: str) -> None:
     status = _memprof(*words, folder=folder, allowed=None, without=_TOKENS)
     print("::endgroup::", flush=True)
     if status:
-        raise InconclusiveError(f"The job ended with exit code {status} at {side}; its output is above.")
+        raise InconclusiveError(f"the job ended with exit code {status} at {side}; its output is above.")
 
 
 def _memprof(

@@ -75,7 +75,7 @@ def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
         if is_from_signal_handler(error):
             raise
         raise PolicyError(
-            f"A plan finds modules by their names, and torch cannot list those of {type(job.model).__name__}: "
+            f"a plan finds modules by their names, and torch cannot list those of {type(job.model).__name__}: "
             f"{type(error).__name__}: {error}"
         ) from error
     part.apply(job)
@@ -97,7 +97,7 @@ def check_model(prediction: Prediction | None, model: torch.nn.Module) -> None:
     """
     mismatch = find_mismatch(prediction, model)
     if mismatch:
-        raise PolicyError(f"The plan was made for another model: {mismatch}. {_remedy()}")
+        raise PolicyError(f"the plan was made for another model: {mismatch}. {_remedy()}")
 
 
 def find_mismatch(prediction: Prediction | None, model: torch.nn.Module) -> str:

@@ -170,7 +170,7 @@ def bisect_commits(
     """
     commits, base = [good, *later], measure(good)
     if base.summary is None:
-        raise InconclusiveError(f"The good commit {good.short} cannot be measured: {base.reason}")
+        raise InconclusiveError(f"the good commit {good.short} cannot be measured: {base.reason}")
     reference, measured = base.summary, {0: base}
 
     def judge_at(place: int) -> bool | None:
@@ -190,7 +190,7 @@ def bisect_commits(
         verdict = judge_at(high)
         if verdict is None:
             reason = measured[high].reason or "its gates cannot be judged."
-            raise InconclusiveError(f"The bad commit {commits[high].short} cannot be measured: {reason}")
+            raise InconclusiveError(f"the bad commit {commits[high].short} cannot be measured: {reason}")
         if not verdict:
             raise InconclusiveError(_describe_pass(measured[high], base))
     between = tuple(commits[low + 1 : high])

@@ -211,7 +211,7 @@ def _baseline_of(path: Path, test: str) -> int:
         text = read_text(path)
         record = parse_json(text)
     except OSError:
-        raise UsageError(f"Baseline {path} not found: write it with pytest --memprof-update.") from None
+        raise UsageError(f"baseline {path} not found: write it with pytest --memprof-update.") from None
     except ValueError:
         raise UsageError(f"{path} is not valid JSON: rewrite it with pytest --memprof-update.") from None
     if isinstance(record, dict) and "memprof_summary" in record:

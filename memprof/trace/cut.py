@@ -162,7 +162,7 @@ def _find_step(steps: Steps, number: int) -> int:
     if not len(rows):
         numbers = [str(step) for step in np.sort(steps.step[is_cuttable])]
         known = f"recorded steps: {', '.join(numbers)}" if numbers else "no step of it was recorded"
-        raise UsageError(f"The trace has no operators of step {number}; {known}.")
+        raise UsageError(f"the trace has no operators of step {number}; {known}.")
     return int(rows[0])
 
 

@@ -7,19 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import InvariantError
-from memprof.trace.schema import (
-    NONE,
-    Bools,
-    Ints,
-    Memory,
-    ModuleCalls,
-    Modules,
-    Ops,
-    Saved,
-    Stacks,
-    Storages,
-    Uses,
-)
+from memprof.trace.schema import NONE, Bools, Ints, Memory, ModuleCalls, Modules, Ops, Saved, Stacks, Storages, Uses
 from memprof.trace.usages import OptimizerTraits
 
 
@@ -193,7 +181,7 @@ class Step:
         if len(wrong):
             row = wrong[0]
             raise InvariantError(
-                f"Step {self.number} is inconsistent: at operator {row} ({self.ops.name[row]}) the replay holds "
+                f"step {self.number} is inconsistent: at operator {row} ({self.ops.name[row]}) the replay holds "
                 f"{highest[row]} bytes and the allocator counted {counted[row]}."
             )
 
@@ -205,7 +193,7 @@ class Step:
         """Raises the message for the first row that violates the condition."""
         if not holds.all():
             raise InvariantError(
-                f"Step {self.number} is inconsistent: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
+                f"step {self.number} is inconsistent: {broken.format(row=int(np.flatnonzero(~holds)[0]))}."
             )
 
 

@@ -182,9 +182,9 @@ def test_any_values_are_read_or_refused(record: dict[str, Any], tmp_path_factory
         ("layers=2,width=8,heads=2,vocab=5,tied=maybe", "yes or no"),
         ("layers=2,width=8,heads=2,vocab=5,norm=batch", "layer, rms"),
         ("layers=2,width=8,heads=2,vocab=5,style=gpt5", "gpt, llama, bert"),
-        ("layers=x,width=8,heads=2,vocab=5", "Invalid number of layers 'x'"),
+        ("layers=x,width=8,heads=2,vocab=5", "invalid number of layers 'x'"),
         ("layers=2,width=8,heads=4,vocab=5,kv_heads=3", "3 groups"),
-        ("", "Invalid key=value"),
+        ("", "invalid key=value"),
     ],
 )
 def test_shapes_that_are_none(text: str, says: str) -> None:
@@ -267,7 +267,7 @@ def test_a_residual_keeps_its_input_once() -> None:
         ("3x3,4k3", "channels x height x width"),
         ("3x3x0,4k3", "one size"),
         ("3x3x3", "no layers"),
-        ("3x3x3,what", "Invalid layer"),
+        ("3x3x3,what", "invalid layer"),
         ("3x3x3,4k0", "size of 0"),
         ("3x3x3,4k9", "leaves nothing"),
         ("3x3x3,4k1g2", "3 channels into 2 groups"),

@@ -320,8 +320,8 @@ def test_a_forward_alone_says_that_it_shows_no_backward(tmp_path: Path) -> None:
     trace = imported(tmp_path, job)
     found = search_snapshot(trace, step_to_plan(trace), MIB)
     reasons = dict(found.refused)
-    assert reasons["update in backward"] == "The step shows no backward with an update after it."
-    assert reasons["checkpoint layers"].startswith("No module of the stacks is called several times in turn")
+    assert reasons["update in backward"] == "the step shows no backward with an update after it."
+    assert reasons["checkpoint layers"].startswith("no module of the stacks is called several times in turn")
 
 
 def test_a_request_that_failed_counts_as_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,4 +117,4 @@ def test_jobs_with_an_update_between_backward_passes_have_two_ways(tmp_path: Pat
     trace = record_script(tmp_path, _TWO_MODELS).trace
     found = devices_needed(trace.fullest_step(), 1)
     assert {each.policy.stage for each in found.ranks} == {0, 1}
-    assert [sentence.partition(",")[0] for sentence in found.refused] == ["The job runs backward again after an update"]
+    assert [sentence.partition(",")[0] for sentence in found.refused] == ["the job runs backward again after an update"]

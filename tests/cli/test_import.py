@@ -119,9 +119,13 @@ def test_devices_and_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str], fol
     write(folder / "two.pickle", snapshot((), *([entry("alloc", 0, 512)] * 2 for _ in range(2))))
     run(capsys, "import", "two.pickle")
     assert Trace.open(folder / "two.memprof").ranks == (0, 1)
-    run(capsys, "import", "two.pickle", "--device", 1, "--rank", 7, "-o", "one.memprof")
+    run(capsys, "import", "two.pickle", "--only", "cuda:1", "--rank", 7, "-o", "one.memprof")
     assert Trace.open(folder / "one.memprof").ranks == (7,)
-    assert "holds nothing of device 4" in run(capsys, "import", "two.pickle", "-f", "--device", 4, status=2)[1]
+    assert "holds nothing of device 4" in run(capsys, "import", "two.pickle", "-f", "--only", 4, status=2)[1]
+    assert (
+        "is now --only" in run(capsys, "import", "two.pickle", "--device", 1, "--rank", 7, "-f", "-o", "one.memprof")[1]
+    )
+    assert Trace.open(folder / "one.memprof").ranks == (7,)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the real files are not here: there is no {DATA}")

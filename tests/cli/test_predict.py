@@ -122,7 +122,7 @@ def test_plan_that_changes_nothing_predicts_the_recording(capsys: pytest.Capture
     ("words", "status", "sentence"),
     [
         (("run.memprof",), 2, "nothing to predict: give --plan FILE"),
-        (("run.memprof", "--checkpoint", "layerz.*"), 2, "No module of the model matches 'layerz.*'; did you mean"),
+        (("run.memprof", "--checkpoint", "layerz.*"), 2, "no module of the model matches 'layerz.*'; did you mean"),
         (("run.memprof", "--precision", "int3"), 2, "unknown --precision 'int3'"),
         (("run.memprof", "--plan", "absent.toml"), 5, "plan absent.toml does not exist"),
         (("absent.memprof", "--checkpoint", "layers.*"), 5, "no file absent.memprof"),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memprof.analysis.plans import suggest_words
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.dry_check_results import Checked
 from memprof.analysis.plans.suggest import Suggestion, suggest
@@ -70,8 +71,9 @@ def test_page_lists_what_fits_and_what_does_not(capsys: pytest.CaptureFixture[st
     assert "1 " in page
     assert "checkpoint layers." in page
     again = "next: memprof suggest run.memprof --budget 50%"
-    assert lines[-3].startswith(f"{again} --check")  # the plan found is not known to the byte
-    assert lines[-2].startswith(f"{again} --write plan.toml")
+    check, write, *_ = (line for line in lines if line.startswith("next: "))
+    assert check.startswith(f"{again} --check")  # the plan found is not known to the byte
+    assert write.startswith(f"{again} --write plan.toml")
 
 
 def test_json_is_in_order_and_true(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +207,9 @@ def test_page_says_what_a_loop_counts_under_micro_batches(capsys: pytest.Capture
     assert "counts each" not in page
 
 
-def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_names_the_simplest_plan_that_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fastest names three sets of modules for 1.6 points of step time: the simplest is a row, and that is said."""
     gpt = str(Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof")
     flags = ("suggest", gpt, "--budget", "60%", "--allow", "swap", "--no-run")
@@ -215,8 +219,11 @@ def test_page_names_the_simplest_plan_that_fits(capsys: pytest.CaptureFixture[st
     number = settings.index(1) + 1
     assert settings[0] > 1
     assert fits[number - 1]["step_time_us"] > fits[0]["step_time_us"]
+    monkeypatch.setattr(suggest_words, "_MOST_SETTINGS", 1)  # a longer plan is in its row, not in the verdict
     page = " ".join(run(capsys, *flags).split())
-    assert f"simplest that fits: plan {number}, 1 setting instead of {settings[0]}, step time +" in page
+    assert page.startswith(f"Within 53.35 MiB: plan 1 (swap: {settings[0]} settings), peak ")
+    assert f"(plan {number}), 1 instead of {settings[0]} settings, step time +" in page
+    assert f"--explain {number} --write plan.toml" in page
 
 
 def test_no_listed_plan_reserves_more_than_a_device_has() -> None:

@@ -159,7 +159,7 @@ def test_plans_are_kept_where_no_time_is_left_for_dry_runs() -> None:
         found, 2, search, find_checks("light.memprof", trace.manifest, basis, deadline=end), end
     )
     assert nothing == ()
-    assert late.warnings[-1] == "no plan was checked: no time is left for its dry run."
+    assert late.warnings[-1] == "no plan was checked: no time is left for its dry run (--time-limit)."
     sure = [one.policies for one in found.plans if one.interval.most_bytes <= request.budget_bytes]
     assert sure
     kept = [one.policies for one in late.plans]  # and the simplest, where the step's times make it worth a line

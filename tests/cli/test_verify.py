@@ -127,10 +127,10 @@ def test_what_spoils_the_comparison_is_said(
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("bare.toml", "head.memprof"), 2, "The plan contains no prediction."),
+        (("bare.toml", "head.memprof"), 2, "the plan contains no prediction."),
         (("absent.toml", "head.memprof"), 5, "plan absent.toml does not exist"),
         (("plan.toml", "absent.memprof"), 5, "no file absent.memprof: check its name"),
-        (("plan.toml", "other.memprof"), 3, "Not comparable: the plan was made for GPT, but other.memprof is a run of"),
+        (("plan.toml", "other.memprof"), 3, "not comparable: the plan was made for GPT, but other.memprof is a run of"),
         (("plan.toml",), 2, "missing argument"),
         (("plan.toml", "run.memprof", "head.memprof", "head.memprof"), 2, "not 3 traces"),
     ],

@@ -167,7 +167,7 @@ def test_planners_that_found_nothing_are_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (SearchForm("", ("checkpoint",)), "Enter a budget"),
+        (SearchForm("", ("checkpoint",)), "enter a budget"),
         (SearchForm("lots", ("checkpoint",)), "is not a size"),
         (SearchForm("-3GiB", ("checkpoint",)), "must be positive"),
         (SearchForm("60%", ()), "at least one policy"),

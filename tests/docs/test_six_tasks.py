@@ -36,12 +36,14 @@ TASKS = {
         ("suggest gpu.memprof --budget 80%", 0, "Within "),
     ),
     "memory grows once an epoch": (
-        ("record --light --quiet -o run.memprof leak.py", 0, ""),
+        ("record -o window.memprof leak.py", 0, "later steps left 5.00 MiB so far, 512x256 float32, held by `kept["),
+        ("record --light -o run.memprof leak.py", 0, "made at leak.py:8, held by `kept["),
         ("report run.memprof --leaks", 0, "(list) in leak.py:5"),
     ),
     "LoRA on 16 GB, before renting": (
         ("record --device t4 -o lora.memprof lora_job.py", 0, "T4: needs"),
-        ("suggest lora.memprof --device t4 --allow checkpoint --no-run", 0, "Within "),
+        ("suggest lora.memprof --device t4 --allow checkpoint --no-run --write plan.toml", 0, "record --dry-run"),
+        ("record --device t4 --plan plan.toml -o fits.memprof lora_job.py", 0, "within the budget, in a dry run"),
     ),
     "a gate in CI": (
         ("export run.memprof --to summary -o memory.json", 0, "memory.json"),

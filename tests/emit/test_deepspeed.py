@@ -78,7 +78,7 @@ def test_a_batch_that_is_not_known_is_left_to_who_fills_it_in() -> None:
     emitted = emit(PLANS[0])
     assert json.loads(emitted.text)["train_micro_batch_size_per_gpu"] == "auto"
     assert any("deepspeed.initialize" in note for note in emitted.notes)
-    with pytest.raises(UsageError, match="A batch of 18 cannot be split evenly into 4 micro-batches"):
+    with pytest.raises(UsageError, match="a batch of 18 cannot be split evenly into 4 micro-batches"):
         emit(PLANS[0], batch=18)
 
 

@@ -69,9 +69,9 @@ def test_what_is_missing_is_said_and_the_rest_is_written(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("plan", "target", "status", "part"),
     [
-        (PLAN, "fsdp2", 2, "PyTorch FSDP2 can express nothing of plan.toml: The plan shards nothing"),
+        (PLAN, "fsdp2", 2, "PyTorch FSDP2 can express nothing of plan.toml: the plan shards nothing"),
         ("[compress]", "deepspeed", 2, "DeepSpeed can express nothing of plan.toml: compress everything saved"),
-        ("# none", "pytorch", 2, "Nothing to write: plan.toml has no policies."),
+        ("# none", "pytorch", 2, "nothing to write: plan.toml has no policies."),
         ("[checkpoint]\nmodule = 1", "pytorch", 2, "module"),
         ("no toml", "pytorch", 5, "plan.toml is not valid TOML"),
     ],

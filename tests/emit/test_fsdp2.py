@@ -73,7 +73,7 @@ def test_each_rank_holds_its_half(ranks: list[dict[str, Any]]) -> None:
     ("text", "part"),
     [
         ("[shard]\nstage = 1\nworld_size = 2", "fully_shard shards parameters too (stages 2 and 3)"),
-        ("[checkpoint]\nmodules = ['layers.*']", "The plan shards nothing that fully_shard supports"),
+        ("[checkpoint]\nmodules = ['layers.*']", "the plan shards nothing that fully_shard supports"),
     ],
 )
 def test_what_divides_no_parameters_is_not_fsdp2(text: str, part: str) -> None:

@@ -213,7 +213,7 @@ def test_a_job_that_is_new_or_fails(hub: Hub) -> None:
     (hub.clone / "train.py").write_text("raise SystemExit(9)\n")
     failed = hub.run(run="train.py")
     assert failed.returncode == 3, failed.stdout + failed.stderr
-    assert "::error title=memprof::The job ended with exit code 9 at this change" in failed.stdout
+    assert "::error title=memprof::the job ended with exit code 9 at this change" in failed.stdout
 
 
 def test_one_comment_is_written_and_then_replaced(hub: Hub, text: Path) -> None:

@@ -185,7 +185,7 @@ def test_what_the_job_refuses_in_a_dry_run_is_refused(user: Path) -> None:
     run, predicted = memprof(user, "record", *flags, "train.py"), memprof(user, "predict", "run.memprof", *flags)
     assert predicted.returncode == 2
     refusal = predicted.stderr.splitlines()[-1]
-    assert "A second backward ran before optimizer.step()" in refusal
+    assert "a second backward ran before optimizer.step()" in refusal
     assert refusal in run.stderr.splitlines()
     flags = ("--allow", "optimizer", "--budget", "90%", "--time-limit", "300", "--json")
     done = memprof(user, "suggest", "run.memprof", *flags)

@@ -135,5 +135,5 @@ def test_a_plan_for_modules_that_cannot_be_listed(tmp_path: Path) -> None:
     done = _record(tmp_path, UNHASHABLE, "--optimizer", "fused")
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == (
-        "memprof: A plan finds modules by their names, and torch cannot list those of Net: RuntimeError: no names\n"
+        "memprof: a plan finds modules by their names, and torch cannot list those of Net: RuntimeError: no names\n"
     )

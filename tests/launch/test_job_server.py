@@ -91,7 +91,7 @@ def test_one_that_hangs_is_ended_and_said_so() -> None:
         (late,) = server.run([DryRequest(None)], time.monotonic() - 1)
     assert hung.peak_bytes is None
     assert hung.reason == "its dry run did not end in time."
-    assert late.reason == "no time is left for its dry run."
+    assert late.reason == "no time is left for its dry run (--time-limit)."
     assert not late.was_started
     assert set(psutil.Process().children(recursive=True)) <= before
 

@@ -225,7 +225,7 @@ def test_policies_that_need_the_start_of_a_job_are_refused() -> None:
     assert live_policies((), ()) == ("checkpoint", "swap")
     assert all(kind.numerics == "none" for kind in policy_types() if kind.tried_live)
     assert refused == ["shard", "accumulate", "optimizer", "compile", "remat", "allocator"]
-    with pytest.raises(PolicyError, match="No policy is left"):
+    with pytest.raises(PolicyError, match="no policy is left"):
         live_policies(("swap",), ("swap",))
 
 

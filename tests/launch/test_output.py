@@ -97,7 +97,7 @@ def test_missing_folder_is_refused(folder: Path) -> None:
 
 def test_unwritable_folder_is_refused() -> None:
     """A folder nothing can be written to is named before the job starts."""
-    with pytest.raises(CannotStartError, match="Nothing can be written to /proc"):
+    with pytest.raises(CannotStartError, match="nothing can be written to /proc"):
         claim_output(TARGET, Settings(output=Path("/proc/run.memprof")))
 
 

@@ -328,26 +328,26 @@ def test_parts_that_are_called_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [
-        ("train.py", ("--checkpoint", "layer.*"), "No module of the model matches 'layer.*'; did you mean layers"),
+        ("train.py", ("--checkpoint", "layer.*"), "no module of the model matches 'layer.*'; did you mean layers"),
         pytest.param(
             "two.py",
             ("--checkpoint", "blocks.*", "--checkpoint", "bloks.*"),
-            "No module of the model matches 'bloks.*'",
+            "no module of the model matches 'bloks.*'",
             marks=pytest.mark.slow,
         ),
-        ("thread.py", ("--checkpoint", "layers.*"), "No module of the model matches 'layers.*'"),
+        ("thread.py", ("--checkpoint", "layers.*"), "no module of the model matches 'layers.*'"),
         # The model is one Linear: it has no parts that a wildcard could match.
-        ("thread.py", ("--checkpoint", "*"), "No module of the model matches '*'"),
+        ("thread.py", ("--checkpoint", "*"), "no module of the model matches '*'"),
         pytest.param(
             "train.py",
             ("--plan", "other.toml"),
-            "The plan was made for another model: for GPT, and this is Net.",
+            "the plan was made for another model: for GPT, and this is Net.",
             marks=pytest.mark.slow,
         ),
         (
             "train.py",
             ("--plan", "size.toml"),
-            "The plan was made for another model: for Net with 4.00 KiB of parameters",
+            "the plan was made for another model: for Net with 4.00 KiB of parameters",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_views_have_no_bytes_of_their_own() -> None:
     ("changes", "sentence"),
     [
         ({"output_bytes": [1]}, "output_bytes has 1 entries"),
-        ({"inputs": [[], [1]]}, "Operator 1 reads the output of operator 1"),
+        ({"inputs": [[], [1]]}, "operator 1 reads the output of operator 1"),
         ({"time_us": [1.0, float("nan")]}, "must not be negative"),
         ({"fixed_bytes": -1}, "must not be negative"),
         ({"in_place": [-1, 0], "view_of": [-1, 0]}, "is both a view and in place"),

@@ -122,7 +122,7 @@ def test_one_recording_without_a_batch_says_so() -> None:
     """A step without inputs shows no batch: the answer is to record a second one, with exit code 3."""
     step = step_from_arrays(time_us=[1.0], output_bytes=[4], inputs=[[]], is_backward=[False])
     with pytest.raises(
-        InconclusiveError, match=r"Cannot determine the batch size from this recording .*: record a second one"
+        InconclusiveError, match=r"cannot determine the batch size from this recording .*: record a second one"
     ) as caught:
         scale_by_shape(step)
     assert caught.value.exit_code == 3

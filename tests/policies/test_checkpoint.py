@@ -235,7 +235,7 @@ def test_types_of_settings_are_checked():
 @pytest.mark.parametrize(
     ("job", "flag", "sentence"),
     [
-        ("gpt", "layer.*", "No module of the model matches"),
+        ("gpt", "layer.*", "no module of the model matches"),
         ("gpt", "layers", "choose its submodules"),
         ("gpt", "layers.* segments=2", "requires a single"),
         ("gpt", "layers.0.mlp segments=9", "has 4 modules, fewer than 9"),

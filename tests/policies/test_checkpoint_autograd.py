@@ -66,7 +66,7 @@ def test_regions_that_backward_runs_through_twice_are_refused():
     last = backward[-len(first) :]
     names[last], owners[last] = names[first], owners[first]
     again = dataclasses.replace(step, ops=ops.replace(name=names, forward_op_id=owners))
-    with pytest.raises(PolicyError, match="Backward runs through out more than once"):
+    with pytest.raises(PolicyError, match="backward runs through out more than once"):
         Checkpoint(modules=("out",)).transform(again)
     Checkpoint(modules=("experts",)).transform(again).check()
 

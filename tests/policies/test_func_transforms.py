@@ -119,7 +119,7 @@ def test_prediction_is_the_measured_peak(policy: Policy, tmp_path: Path) -> None
     [
         (Swap(to="disk", minimum_bytes=0), "run inside a transform of torch.func"),
         (Compress(minimum_bytes=0), "run inside a transform of torch.func"),
-        (Checkpoint(("*",)), "The model runs inside a transform of torch.func"),
+        (Checkpoint(("*",)), "the model runs inside a transform of torch.func"),
         (ChunkedLoss(minimum_bytes=0), "no cross_entropy trains on"),
         (Swap(to="disk", what="parameters", minimum_bytes=0), "used outside of torch.func"),
     ],

@@ -302,7 +302,7 @@ def test_head_that_is_no_linear_is_refused():
     model, code = Small(), F.cross_entropy.__code__
     with pytest.raises(PolicyError, match="is a Embedding, not a Linear"):
         ChunkedLoss(4, head="embed").apply(Job(model))
-    with pytest.raises(PolicyError, match="No module of the model matches 'hed'; did you mean head"):
+    with pytest.raises(PolicyError, match="no module of the model matches 'hed'; did you mean head"):
         ChunkedLoss(4, head="hed").apply(Job(model))
     assert F.cross_entropy.__code__ is code
 

@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused(kind, settings, policy, words):
 
 def test_without_an_optimizer_it_is_refused():
     """There must be an optimizer to change."""
-    with pytest.raises(PolicyError, match="The optimizer policy needs an optimizer"):
+    with pytest.raises(PolicyError, match="the optimizer policy needs an optimizer"):
         OptimizerPolicy(loop="foreach").apply(Job(nn.Linear(2, 2)))
 
 
@@ -338,7 +338,7 @@ def test_accumulated_steps_are_not_predicted():
     step = recorded("lstm")
     micro_batch = step.ops.micro_batch.copy()
     micro_batch[-1] = 1
-    with pytest.raises(PolicyError, match="A second backward ran before"):
+    with pytest.raises(PolicyError, match="a second backward ran before"):
         OptimizerPolicy(in_backward=True).transform(
             Step(**{**vars(step), "ops": step.ops.replace(micro_batch=micro_batch)})
         )

@@ -44,7 +44,7 @@ def test_a_name_is_chosen_once_and_in_the_models_order() -> None:
 
 def test_a_pattern_without_a_match_names_near_ones() -> None:
     """Each pattern must match something: a typing error would else leave a plan half applied."""
-    with pytest.raises(PolicyError, match=r"No module of the model matches 'layer\.0'; did you mean layers\.0"):
+    with pytest.raises(PolicyError, match=r"no module of the model matches 'layer\.0'; did you mean layers\.0"):
         match_modules(["embed", "layer.0"], NAMES)
     with pytest.raises(PolicyError, match=r"matches 'zzz'; it has embed, layers, layers\.\*"):
         match_modules(["zzz"], NAMES)

@@ -567,7 +567,7 @@ def test_compiled_models_are_refused():
 
 def test_two_policies_on_what_is_saved_are_refused():
     """compress and swap replace what is saved, too: one of them at a time."""
-    with pytest.raises(PolicyError, match="Two policies"):
+    with pytest.raises(PolicyError, match="two policies"):
         Plan((Compress(), Remat(budget="1GiB"))).apply(Job(Dropouts()))
 
 

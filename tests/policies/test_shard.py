@@ -132,7 +132,7 @@ def test_one_process_is_no_job_of_many_ranks() -> None:
 
 def test_a_unit_that_is_no_module_is_refused() -> None:
     """A pattern that matches nothing says what is near."""
-    with pytest.raises(PolicyError, match=r"No module of the model matches 'layer\.\*'"):
+    with pytest.raises(PolicyError, match=r"no module of the model matches 'layer\.\*'"):
         Shard(world_size=2, units=("layer.*",)).transform(mixed_step())
 
 

@@ -107,13 +107,13 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(ranks: list[dict[str, A
     expected = (
         "layers.0.inner.bias and layers.1.inner.bias are one parameter in two units",
         "scale is zero-dimensional and cannot be sharded",
-        "Module 0 has sparse gradients",
+        "module 0 has sparse gradients",
         "layers.1 trains parameters of two types",
-        "An optimizer already has unsharded state",
+        "an optimizer already has unsharded state",
         "Adafactor is not known to update each element independently",
         "LBFGS treats all parameters as one vector",
-        "The plan shards over 4 ranks, and this job has 2",
-        "No module of the model matches 'layer.*'",
+        "the plan shards over 4 ranks, and this job has 2",
+        "no module of the model matches 'layer.*'",
     )
     assert len(ranks[0]["refusals"]) == len(expected)
     for sentence, part in zip(ranks[0]["refusals"], expected, strict=True):

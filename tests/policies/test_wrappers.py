@@ -62,7 +62,7 @@ def test_a_plan_for_either_fits_the_wrapped_and_the_bare_model(distributed: None
             job = memprof.apply(Plan((swap(pattern),), prediction(kind, size)), target)
             assert all(torch.equal(a, b) for a, b in zip(plain, gradients(target), strict=True))
             job.undo()
-    with pytest.raises(PolicyError, match="No module of the model matches"):
+    with pytest.raises(PolicyError, match="no module of the model matches"):
         memprof.apply(Plan((swap("module.nowhere"),)), wrapped)
 
 
@@ -89,12 +89,12 @@ def test_compiled_modules_are_looked_through() -> None:
 def test_saved_tensors_of_compiled_modules_are_left_alone() -> None:
     """Modules around and within a compiled one are refused, others are not; nothing is changed."""
     policy = Swap(("layers.0",), to="disk")
-    with pytest.raises(PolicyError, match=r"The model runs code that torch"):
+    with pytest.raises(PolicyError, match=r"the model runs code that torch"):
         policy.apply(Job(torch.compile(Net())))
     for compiled in ("", "layers", "layers.0"):
         model = Net()
         model.get_submodule(compiled).compile()
-        with pytest.raises(PolicyError, match=f"{compiled or 'The model'} runs code"):
+        with pytest.raises(PolicyError, match=f"{compiled or 'the model'} runs code"):
             policy.apply(Job(model))
         assert "forward" not in vars(model.layers[0])
     model = Net()

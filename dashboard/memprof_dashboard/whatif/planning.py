@@ -74,10 +74,10 @@ class SearchForm:
             PolicyError: A policy is unknown.
         """
         if not self.budget.strip():
-            raise UsageError("Enter a budget: a size such as 24GiB, or a share of the peak such as 60%.")
+            raise UsageError("enter a budget: a size such as 24GiB, or a share of the peak such as 60%.")
         parse_budget(self.budget, _SOME_PEAK_BYTES)
         if not self.allow:
-            raise UsageError("Select at least one policy.")
+            raise UsageError("select at least one policy.")
         allowed_names(self.allow, (), default_policies())
 
 

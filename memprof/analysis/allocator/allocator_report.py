@@ -200,7 +200,7 @@ def settings_in_force(manifest: Manifest, step: Step) -> SettingsInForce:
     try:
         return SettingsInForce(settings_from_options(options, capacity_bytes=capacity), text)
     except ValueError:
-        raise BadInputError(f"The recording has allocator options that torch does not accept: {text}.") from None
+        raise BadInputError(f"the recording has allocator options that torch does not accept: {text}.") from None
 
 
 def fullest_rank(trace: Trace) -> int:

@@ -81,7 +81,7 @@ class Model:
         if isinstance(self.shape, Network):
             return network.network_terms(self.shape, setting)
         if setting.checkpoint != "none":
-            raise UsageError("A parameter count alone gives no activations: give a model's shape to use checkpointing.")
+            raise UsageError("a parameter count alone gives no activations: give a model's shape to use checkpointing.")
         return ()
 
     def letters(self, setting: Setting) -> dict[str, int]:
@@ -115,10 +115,10 @@ def read_count(text: str, what: str) -> int:
     """
     found = _COUNT.fullmatch(text.strip().replace("_", ""))
     if found is None:
-        raise UsageError(f"Invalid number of {what} {text!r}: write 1024, 3.2M or 175B.")
+        raise UsageError(f"invalid number of {what} {text!r}: write 1024, 3.2M or 175B.")
     number = Decimal(found["number"]) * 10 ** int(found["power"] or 0) * _FACTORS[found["suffix"].lower()]
     if number != int(number) or not 0 < number <= _LARGEST:
-        raise UsageError(f"Invalid number of {what} {text!r}: it must be whole, from 1 to 10^16.")
+        raise UsageError(f"invalid number of {what} {text!r}: it must be whole, from 1 to 10^16.")
     return int(number)
 
 
@@ -141,7 +141,7 @@ def read_keys(text: str, kind: type[Any], what: str) -> dict[str, Any]:
         if not is_pair or name not in fields:
             near = difflib.get_close_matches(key, [*fields, *_KEYS], n=1)
             hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(_shown(fields))}."
-            raise UsageError(f"Invalid key=value of {what}, {pair.strip()!r}: {hint}")
+            raise UsageError(f"invalid key=value of {what}, {pair.strip()!r}: {hint}")
         if name in read:
             raise UsageError(f"{key} of {what} is given twice.")
         read[name] = _value(name, value, str(fields[name]))
@@ -193,7 +193,7 @@ def find_model(name: str) -> Model:
             f"did you mean {' or '.join(names[key] for key in near)}?" if near else f"known models: {', '.join(names)}."
         )
         raise UsageError(
-            f"Unknown model {name!r}: {hint} Give other models as --transformer, --mlp, --conv, "
+            f"unknown model {name!r}: {hint} Give other models as --transformer, --mlp, --conv, "
             "--parameters or the path of a config.json."
         )
     row = _read()["model"][found]

@@ -100,7 +100,7 @@ def read_perceptron(text: str) -> Network:
         activation = words.pop()
     if len(words) < 2 or not all(re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
         raise UsageError(
-            f"Invalid widths {text!r}: write --mlp 784,512,10, and append ,gelu for an activation other than ReLU."
+            f"invalid widths {text!r}: write --mlp 784,512,10, and append ,gelu for an activation other than ReLU."
         )
     return Network.read(f"{words[0]},{f',{activation},'.join(f'linear{word}' for word in words[1:])}")
 
@@ -117,7 +117,7 @@ def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
     """
     if setting.checkpoint != "none" or setting.tensor_ranks > 1:
         raise UsageError(
-            "Checkpointing and tensor parallelism are supported for transformers only: record the network with "
+            "checkpointing and tensor parallelism are supported for transformers only: record the network with "
             "memprof record, and run memprof suggest."
         )
     batch, values = setting.tokens_at_once, setting.precision.products
@@ -186,7 +186,7 @@ class _Walk:
     def _sum(self, node: Sum, tensor: _Tensor) -> _Tensor:
         left, right = self.run(node.path, tensor), self.run(node.other, tensor)
         if left.shape != right.shape:
-            raise UsageError(f"Cannot add two paths with outputs of {_size(left)} and {_size(right)}.")
+            raise UsageError(f"cannot add two paths with outputs of {_size(left)} and {_size(right)}.")
         return self._make(left.shape, "sum")
 
     def _layer(self, layer: Layer, tensor: _Tensor) -> _Tensor:

@@ -75,12 +75,12 @@ def read_network(text: str) -> tuple[tuple[int, ...], tuple[Node, ...]]:
     """
     head, _, rest = "".join(text.split()).partition(",")
     if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", head):
-        raise UsageError(f"A network starts with the size of a sample, such as 3x32x32 or 784, not {head!r}.")
+        raise UsageError(f"a network starts with the size of a sample, such as 3x32x32 or 784, not {head!r}.")
     sample = tuple(int(size) for size in head.split("x"))
     if 0 in sample or len(sample) not in (1, 3):
-        raise UsageError(f"A sample is one size (784) or channels x height x width (3x32x32), not {head}.")
+        raise UsageError(f"a sample is one size (784) or channels x height x width (3x32x32), not {head}.")
     if not rest:
-        raise UsageError(f"The network {text!r} has no layers: write them after the size of a sample.")
+        raise UsageError(f"the network {text!r} has no layers: write them after the size of a sample.")
     return sample, _Reader(rest).sequence("")
 
 
@@ -95,11 +95,11 @@ class _Reader:
         nodes: list[Node] = []
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise UsageError(f"The network's brackets are nested more than {_DEEPEST} deep.")
+            raise UsageError(f"the network's brackets are nested more than {_DEEPEST} deep.")
         while True:
             nodes += self._item()
             if len(nodes) > _MOST_LAYERS:
-                raise UsageError(f"The network has more than {_MOST_LAYERS:,} layers.")
+                raise UsageError(f"the network has more than {_MOST_LAYERS:,} layers.")
             if self._peek() == ",":
                 self._place += 1
             elif (self._peek() in ends) if self._peek() else not ends:
@@ -108,7 +108,7 @@ class _Reader:
             else:
                 where = f"at {self._text[self._place :][:20]!r}" if self._peek() else "at its end"
                 expected = f"a comma or {' or '.join(ends)}" if ends else "a comma"
-                raise UsageError(f"The network cannot be read {where}: {expected} is missing.")
+                raise UsageError(f"the network cannot be read {where}: {expected} is missing.")
 
     def _item(self) -> list[Node]:
         if self._peek() == "[":
@@ -126,10 +126,10 @@ class _Reader:
             self._place += 1
             found = _REPEAT.match(self._text, self._place)
             if found is None:
-                raise UsageError("A bracket ( ) needs a repeat count: write (relu)x3.")
+                raise UsageError("a bracket ( ) needs a repeat count: write (relu)x3.")
             self._place = found.end()
             if int(found[1]) * len(inside) > _MOST_LAYERS:
-                raise UsageError(f"The network has more than {_MOST_LAYERS:,} layers.")
+                raise UsageError(f"the network has more than {_MOST_LAYERS:,} layers.")
             return list(inside) * int(found[1])
         found = re.compile(r"[^,|()\[\]]*").match(self._text, self._place)
         assert found is not None  # it also matches the empty string
@@ -166,7 +166,7 @@ def _layer(word: str) -> Layer:
         made = _options(found["options"])
         return Layer(word, "linear", _positive(found["width"], word), has_bias=made.get("b", "") != "0")
     raise UsageError(
-        f"Invalid layer {word!r}: write a convolution as 64k3s2p1, maxpool3s2p1, avgpool2, linear10, or one of "
+        f"invalid layer {word!r}: write a convolution as 64k3s2p1, maxpool3s2p1, avgpool2, linear10, or one of "
         f"{', '.join(_SIMPLE)}."
     )
 

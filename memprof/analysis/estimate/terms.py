@@ -148,13 +148,13 @@ class Setting:
         if self.zero and self.ranks == 1:
             raise UsageError(f"ZeRO {self.zero} needs more than one rank: add --ranks N.")
         if self.is_sequence_parallel and self.tensor_ranks == 1:
-            raise UsageError("Sequence parallelism needs tensor-parallel ranks: add --tensor-parallel N.")
+            raise UsageError("sequence parallelism needs tensor-parallel ranks: add --tensor-parallel N.")
         parts = self.tokens if self.samples is None else self.samples
         if self.micro_batches > parts:
             raise UsageError(f"{parts} samples cannot be split into {self.micro_batches} micro-batches.")
         if self.checkpoint == "selective" and self.has_flash:
             raise UsageError(
-                "Selective checkpointing recomputes attention scores, which a flash kernel already does: "
+                "selective checkpointing recomputes attention scores, which a flash kernel already does: "
                 "leave it out, or add --no-flash."
             )
 

@@ -78,13 +78,13 @@ class Transformer:
         """
         for name in ("layers", "width", "heads", "vocabulary"):
             if getattr(self, name) < 1:
-                raise UsageError(f"A transformer needs at least one of {name}, not {getattr(self, name)}.")
+                raise UsageError(f"a transformer needs at least one of {name}, not {getattr(self, name)}.")
         for name in ("kv_heads", "head_width", "inner", "positions", "segments", "context"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} of a transformer must not be negative: {getattr(self, name)}.")
         if self.norm not in NORMS or self.activation not in ACTIVATIONS:
             raise UsageError(
-                f"The norm is one of {', '.join(NORMS)}, the activation one of {', '.join(ACTIVATIONS)}; "
+                f"the norm is one of {', '.join(NORMS)}, the activation one of {', '.join(ACTIVATIONS)}; "
                 f"not {self.norm} and {self.activation}."
             )
         if self.kv_heads and self.heads % self.kv_heads:
@@ -97,7 +97,7 @@ class Transformer:
             UsageError: Names both.
         """
         if not self.head_width and self.width % self.heads:
-            raise UsageError(f"A width of {self.width} does not divide into {self.heads} heads: give head_width.")
+            raise UsageError(f"a width of {self.width} does not divide into {self.heads} heads: give head_width.")
 
     @property
     def query_width(self) -> int:

@@ -23,7 +23,7 @@ LEAKS = (
     shown("kept", BYTES, lambda leak: leak.kept_bytes),
     shown("tensors", COUNT),
     shown("since step", NUMBER, lambda leak: leak.since_step),
-    shown("made at", TEXT, lambda leak: leak.line or leak.op or _tensor(leak), missing="another thread, or C++"),
+    shown("made at", TEXT, lambda leak: leak.line or leak.op, missing="unknown"),
     shown("held by", TEXT, lambda leak: leak.held_by and describe_holder(leak.held_by), missing="unknown"),
     shown("category", TEXT, lambda leak: Cell(leak.category, category=leak.category), is_wide=True),
     shown("tensor", TEXT, _tensor, is_wide=True),

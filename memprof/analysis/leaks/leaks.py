@@ -21,12 +21,7 @@ from memprof.analysis.leaks.growth import (
     steady_rise,
 )
 from memprof.analysis.leaks.held import Held
-from memprof.analysis.leaks.leak import (
-    Leak,
-    describe_cause,
-    describe_rate,
-    leaks_of_run,
-)
+from memprof.analysis.leaks.leak import Leak, describe_cause, describe_rate, leaks_of_run
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
@@ -90,8 +85,8 @@ def find_leaks(trace: Trace) -> LeakReport:
         return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
     if not found and (later := grown_later(trace, last)):
         why = (
-            f"none of steps {first} to {last} stays, but after them memory did: {describe_rate(later[0])}, "
-            f"{describe_cause(later[0])}. The whole run shows the line and the rate ({_again(trace, '--light')})."
+            f"nothing from steps {first} to {last} stays, but later steps left {describe_rate(later[0])}, "
+            f"{describe_cause(later[0])}. Record the whole run for the line and the rate ({_again(trace, '--light')})."
         )
         return LeakReport(Growth(None, first, last, "storages", why), tuple(later))
     total = sum(leak.bytes_per_step for leak in grown)

@@ -107,6 +107,12 @@ class Suggestion:
         return self.basis.time_interval(one.plan, one.step_time_us)
 
     @cached_property
+    def simplest(self) -> int:
+        """Number of the simplest plan, from 1; 0 unless it has at most half as many settings as the fastest."""
+        one = simplest_of(self.plans, self.plans)
+        return 0 if one is None else self.plans.index(one) + 1
+
+    @cached_property
     def reserved(self) -> tuple[int | None, ...]:
         """Reserved bytes under each of ``plans``: of its dry run, or as modelled; None on the CPU."""
         if not self.basis.step.is_on_device():

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 
 from memprof.analysis.plans.dry_check_results import Checked, confirmed, describe_difference, worth_keeping
-from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of, simplest_of
+from memprof.analysis.plans.suggest import Suggestion, describe_least, describe_peak, place_of
 from memprof.planners.search.candidate import Candidate
-from memprof.units import (
-    format_bytes,
-    format_count,
-    format_percent_change,
-    format_us,
-    format_us_between,
-)
+from memprof.units import format_bytes, format_count, format_percent_change, format_us, format_us_between
+
+#: Settings of a plan that the verdict lists; the table has those of every plan.
+_MOST_SETTINGS = 12
 
 
 def verdict(found: Suggestion, checked: tuple[Checked, ...] = ()) -> str:
@@ -38,9 +35,17 @@ def verdict(found: Suggestion, checked: tuple[Checked, ...] = ()) -> str:
     if not best.policies:
         return f"The job already fits: its peak of {format_bytes(best.peak_bytes)} is within {budget}."
     return (
-        f"Within {budget}: {found.short(best.plan.describe())}, peak {_peak(best, checked)}, step time "
+        f"Within {budget}: {_briefly(best, found)}, peak {_peak(best, checked)}, step time "
         f"{describe_slowdown(best, found)}{_expected_time(best, found)}.{describe_check(checked)}"
     )
+
+
+def _briefly(one: Candidate, found: Suggestion) -> str:
+    """Returns what a plan is; only its policies if it has more settings than a sentence holds."""
+    if one.settings <= _MOST_SETTINGS or one not in found.plans:
+        return found.short(one.plan.describe())
+    kinds = dict.fromkeys(policy.name for policy in one.policies)
+    return f"plan {found.plans.index(one) + 1} ({', '.join(kinds)}: {one.settings} settings)"
 
 
 def describe_slowdown(one: Candidate, found: Suggestion) -> str:
@@ -51,14 +56,13 @@ def describe_slowdown(one: Candidate, found: Suggestion) -> str:
 
 def describe_simplest(found: Suggestion) -> str:
     """Returns what the fastest plan buys over the simplest that fits; "" where it is about as simple."""
-    simplest = simplest_of(found.plans, found.plans)
-    if simplest is None:
+    if not found.simplest:
         return ""
-    fastest, number = found.plans[0], found.plans.index(simplest) + 1
+    fastest, simplest = found.plans[0], found.plans[found.simplest - 1]
     return (
-        f"simplest that fits: plan {number}, {format_count(simplest.settings, 'setting')} instead of "
-        f"{fastest.settings:,}, step time {describe_slowdown(simplest, found)} instead of "
-        f"{describe_slowdown(fastest, found)}"
+        f"simplest that fits: {found.short(simplest.plan.describe())} (plan {found.simplest}), {simplest.settings:,} "
+        f"instead of {format_count(fastest.settings, 'setting')}, step time {describe_slowdown(simplest, found)} "
+        f"instead of {describe_slowdown(fastest, found)}"
     )
 
 
@@ -76,7 +80,7 @@ def describe_recorded(found: Suggestion) -> str:
 
 def caveats(found: Suggestion) -> list[str]:
     """Returns what to know of the figures."""
-    early = "the search was stopped early; there may be faster plans."
+    early = "the search was stopped early; a longer one (--time-limit) may find faster plans."
     best = found.answer.best
     rounding = "" if best is None else found.basis.describe_rounding(best.plan)
     return [*found.warnings, *filter(None, [rounding]), *([early] if found.answer.was_stopped else [])]

@@ -140,7 +140,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
         predicted = _predicted(prediction)
     else:
         raise UsageError(
-            "The plan contains no prediction. Add the recording to predict from, memprof verify PLAN RUN HEAD, or "
+            "the plan contains no prediction. Add the recording to predict from, memprof verify PLAN RUN HEAD, or "
             "write one into the plan: memprof predict RUN --plan PLAN --write PLAN"
         )
     assert prediction is not None
@@ -149,7 +149,7 @@ def verify_plan(plan: Plan, measured: Trace, recorded: Trace | None = None) -> V
     model = model_of(step)[0]
     if prediction.model and model and prediction.model != model:
         raise InconclusiveError(
-            f"Not comparable: the plan was made for {prediction.model}, but {measured.path} is a run of {model}."
+            f"not comparable: the plan was made for {prediction.model}, but {measured.path} is a run of {model}."
         )
     figures = replace(_figures(side_of(step)), phases=alike.phases)
     if _is_for_another_machine(prediction, measured.manifest):

@@ -155,6 +155,6 @@ def _dask() -> tuple[Any, Any]:
         from dask.delayed import delayed
     except ImportError as error:
         raise UsageError(
-            "Reading many ranks side by side needs Dask: pip install 'torch-memprof[distributed]'"
+            "reading many ranks side by side needs Dask: pip install 'torch-memprof[distributed]'"
         ) from error
     return delayed, compute

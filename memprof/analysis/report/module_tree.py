@@ -199,6 +199,6 @@ def _depths(parent_id: Ints) -> Ints:
     while (above != NONE).any():
         depth += above != NONE
         if depth.max(initial=0) > len(parent_id):
-            raise BadInputError("The trace's modules form a cycle; record the job again.")
+            raise BadInputError("the trace's modules form a cycle; record the job again.")
         above = parent[above]
     return depth

@@ -232,5 +232,5 @@ def _with_reserved(plan: SnapshotPlan, manifest: Manifest) -> SnapshotPlan:
 
 def _why_no_layers(step: Step) -> str:
     if not len(step.modules):
-        return "The stacks show no modules: record Python stacks, and do not compile the model."
-    return "No module of the stacks is called several times in turn and keeps memory for backward."
+        return "the stacks show no modules: record Python stacks, and do not compile the model."
+    return "no module of the stacks is called several times in turn and keeps memory for backward."

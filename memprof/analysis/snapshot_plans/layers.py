@@ -113,7 +113,7 @@ def checkpointed(step: Step, modules: tuple[int, ...]) -> Step:
     """
     calls = [call for call in _calls(step, modules) if len(call.saved)]
     if not calls:
-        raise PolicyError("The calls of these layers keep nothing for backward.")
+        raise PolicyError("the calls of these layers keep nothing for backward.")
     draft = Draft(step)
     freed, created = step.storages.freed_op_id, step.storages.created_op_id
     for call in calls:

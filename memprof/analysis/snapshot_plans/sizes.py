@@ -66,11 +66,11 @@ def chunked_loss(step: Step, chunks: int) -> Step:
         PolicyError: The step has no backward, or the last tensors of forward are not larger than all others.
     """
     if not len(phase_rows(step, "backward")):
-        raise PolicyError("The step shows no backward.")
+        raise PolicyError("the step shows no backward.")
     logits = find_logits(step)
     if not logits.any():
         raise PolicyError(
-            "The last tensors of forward are not larger than those of the layers: there are no logits to divide."
+            "the last tensors of forward are not larger than those of the layers: there are no logits to divide."
         )
     return divided(step, logits | _made_while_held(step, logits), chunks)
 
@@ -99,7 +99,7 @@ def micro_batches(step: Step, parts: int) -> Step:
     weights = np.unique(sizes[of_category(step, "gradient", "parameter")])
     grows |= of_category(step, "temporary") & ~made_in(step, "optimizer") & ~np.isin(sizes, weights)
     if not grows.any():
-        raise PolicyError("The step shows no activations.")
+        raise PolicyError("the step shows no activations.")
     smaller = divided(step, grows, parts)
     gradients = np.flatnonzero(of_category(step, "gradient") & made_in(step, "backward"))
     draft, storages = Draft(smaller), smaller.storages
@@ -132,7 +132,7 @@ def half_precision(step: Step) -> Step:
     """
     forward, backward = phase_rows(step, "forward"), phase_rows(step, "backward")
     if not len(forward):
-        raise PolicyError("The step shows no forward.")
+        raise PolicyError("the step shows no forward.")
     made = of_category(step, "activation") | (of_category(step, "temporary") & ~made_in(step, "optimizer"))
     names = _operator_names(step)
     logits = find_logits(step)

@@ -108,12 +108,12 @@ def fused(step: Step) -> Step:
     temporaries = of_optimizer & of_category(step, "temporary")
     if not known:
         raise PolicyError(
-            f"Torch has no fused form of its {', '.join(others)}; it has those of {', '.join(_FUSED.values())}."
+            f"torch has no fused form of its {', '.join(others)}; it has those of {', '.join(_FUSED.values())}."
             if others
-            else "The stacks show no optimizer of torch's."
+            else "the stacks show no optimizer of torch's."
         )
     if not temporaries.any():
-        raise PolicyError("The updates allocate nothing that a fused kernel saves.")
+        raise PolicyError("the updates allocate nothing that a fused kernel saves.")
     draft = Draft(step)
     draft.remove_storages(np.flatnonzero(temporaries))
     smaller = draft.build()
@@ -132,19 +132,19 @@ def in_backward(step: Step) -> Step:
     """
     gradients = of_category(step, "gradient")
     if not phase_rows(step, "backward").size or not phase_rows(step, "optimizer").size:
-        raise PolicyError("The step shows no backward with an update after it.")
+        raise PolicyError("the step shows no backward with an update after it.")
     if any(_USES_ALL_GRADIENTS.search(str(frames)) for frames in step.stacks.frames):
-        raise PolicyError("The job clips or unscales gradients, for which it needs all of them at once.")
+        raise PolicyError("the job clips or unscales gradients, for which it needs all of them at once.")
     made = gradients & made_in(step, "backward")
     if not made.any():
-        raise PolicyError("The gradients were made before this step: it accumulates them, or sets them to zero.")
+        raise PolicyError("the gradients were made before this step: it accumulates them, or sets them to zero.")
     if step.storages.allocated_bytes[gradients & ~made & (step.storages.freed_op_id == NONE)].sum():
-        raise PolicyError("Gradients stay from step to step: the job sets them to zero instead of to None.")
+        raise PolicyError("gradients stay from step to step: the job sets them to zero instead of to None.")
     storages, rows = step.storages, np.flatnonzero(made)
     forward = np.append(0, np.cumsum(step.ops.phase == "forward"))
     ends = np.where(storages.freed_op_id[rows] == NONE, len(step.ops) - 1, storages.freed_op_id[rows])
     if (forward[ends + 1] > forward[storages.created_op_id[rows]]).any():
-        raise PolicyError("Gradients live through a forward: the job accumulates them, or frees them behind it.")
+        raise PolicyError("gradients live through a forward: the job accumulates them, or frees them behind it.")
     draft, free_after = Draft(step), completed_after(step, rows)
     draft.free(rows, free_after)
     temporaries = made_in(step, "optimizer") & (storages.category == "temporary")
@@ -198,7 +198,7 @@ def eight_bit_state(step: Step) -> Step:
     """
     state = _state(step)
     if states_per_parameter(step) != _ADAM_STATES:
-        raise PolicyError("The state is not Adam's, of two numbers for each element of a parameter.")
+        raise PolicyError("the state is not Adam's, of two numbers for each element of a parameter.")
     return resized(step, state, eight_bit_bytes(step.storages.allocated_bytes[state]))
 
 
@@ -245,5 +245,5 @@ def states_per_parameter(step: Step) -> int:
 def _state(step: Step) -> Bools:
     state = of_category(step, "optimizer_state")
     if not state.any():
-        raise PolicyError("The step shows no optimizer state.")
+        raise PolicyError("the step shows no optimizer state.")
     return state

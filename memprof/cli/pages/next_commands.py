@@ -54,10 +54,12 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
     over = ("-f",) if written is not None else ()
     check = [(again("--check", *over), "dry-run the job under it (seconds)")] if _may_be_dry_run(found) else []
     is_known = answer.best.interval.is_exact
-    if written is not None:
-        train = _train(found, written, is_checked=bool(checked))
-        return train if is_known or checked is not None else [*check, *train]
     keep = ("--write", unused_file("plan", ".toml"))
+    choose = again("--explain", str(found.simplest), *keep, without=("--check", "-f", "--force"))
+    simplest = [(choose, "keep the simplest instead")] if found.simplest else []
+    if written is not None:
+        train = [*_train(found, written, is_checked=bool(checked)), *simplest]
+        return train if is_known or checked is not None else [*check, *train]
     if checked:
         kept = worth_keeping(checked)
         if kept is None:
@@ -70,7 +72,7 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
     ordered = [first, *check] if is_known else [*check, first]
     switches = switches_of(found.basis.step, answer.best.plan)
     own = [(again("--emit", switches.target), switches.words)] if switches is not None else []
-    return [*ordered, *compiled, (again("--explain", "1"), "what it does, policy by policy"), *own]
+    return [*ordered, *simplest, *compiled, (again("--explain", "1"), "what it does, policy by policy"), *own]
 
 
 def _with_budget(found: Suggestion, needed_bytes: int, *more: str) -> str:

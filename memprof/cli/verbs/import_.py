@@ -28,7 +28,7 @@ _SUFFIXES = (".gz", ".json", ".pt.trace", ".trace", ".pickle", ".pkl", ".html")
 
 
 class _DeviceType(click.IntRange):
-    """The number of a device, or ``host`` for memory that torch pins there."""
+    """A device as the table names it (``cuda:1``, or its number), or ``host`` for memory that torch pins there."""
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -37,7 +37,8 @@ class _DeviceType(click.IntRange):
         """Returns the number, HOST for the host."""
         from memprof.trace.importers.device import HOST, HOST_NAME
 
-        return HOST if value == HOST_NAME else super().convert(value, param, ctx)
+        number: Any = str(value).removeprefix("cuda:")
+        return HOST if value == HOST_NAME else super().convert(number, param, ctx)
 
 
 @click.command(
@@ -57,23 +58,29 @@ Examples:
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the recording if it exists.")
 @click.option(
-    "--device", type=_DeviceType(), metavar="N|host", help="Import only this device, or the host's pinned memory."
+    "--only", type=_DeviceType(), metavar="cuda:N|host", help="Import only this device, or the host's pinned memory."
 )
+@click.option("--device", "former", type=_DeviceType(), hidden=True)  # its name until 1.0; elsewhere a card's
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
 @click.option(
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
 )
-def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
+def import_(
+    file: Path, output: Path | None, force: bool, only: int | None, former: int | None, rank: int | None, is_json: bool
+) -> None:
     """Convert another tool's file to a recording.
 
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one), a profiler's
     trace with memory events (torch.profiler with profile_memory=True) or its memory timeline (export_memory_timeline),
     as it is or compressed (gzip, xz, bzip2). The format is detected from content; pickles are never executed. Each
-    device becomes a rank of the recording; memory that torch pinned on the host is shown, and imported with --device
+    device becomes a rank of the recording; memory that torch pinned on the host is shown, and imported with --only
     host.
     """
+    if former is not None:
+        only = former
+        notify("import --device is now --only, since --device names a card")
     target = output or Path(f"{_stem(file)}.memprof")
     check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
@@ -84,7 +91,7 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
 
     _warn_of_memory(file)
     with _progress(file) as on_progress:
-        imported = import_file(file, device, rank, on_progress, imported_block_sizes)
+        imported = import_file(file, only, rank, on_progress, imported_block_sizes)
         on_progress("writing", 0.0)
         write_trace(target, imported.ranks)
     show(

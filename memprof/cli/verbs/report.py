@@ -131,7 +131,7 @@ def report(
     job, in their order, are compared: what is in use at the end of each.
     """
     if later and page_kind != "leaks":
-        raise click.UsageError(f"Only --leaks takes several recordings: leave out {later[0]}.")
+        raise click.UsageError(f"only --leaks takes several recordings: leave out {later[0]}.")
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
         raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} both choose a step: give only one.")

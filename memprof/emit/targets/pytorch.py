@@ -21,7 +21,7 @@ _DATA = {
     "split": "shard: give each of the {ranks} ranks its part of every batch.",
 }
 _NO_MEANS = (
-    "The plan shards nothing that fully_shard supports; memprof emit --to pytorch writes the rest of it, --to "
+    "the plan shards nothing that fully_shard supports; memprof emit --to pytorch writes the rest of it, --to "
     "deepspeed stages 0 and 1."
 )
 

@@ -105,7 +105,7 @@ class Access:
             UsageError: There is none of this id.
         """
         if name not in self._answers:
-            raise UsageError(f"There is no answer {name[:200]!r}; {_known(self._answers)}.")
+            raise UsageError(f"there is no answer {name[:200]!r}; {_known(self._answers)}.")
         return self._answers[name]
 
     def _next(self, kind: str) -> str:
@@ -155,7 +155,7 @@ def _check_launched(launcher: str, words: Sequence[str], access: Access) -> None
         ):
             allowed = "only options that count processes or name their addresses, and a script or -m MODULE"
             raise UsageError(f"{word[:200]!r} may not follow {launcher} here: {allowed}.")
-    raise UsageError(f"Name the script that {launcher} starts, such as train.py.")
+    raise UsageError(f"name the script that {launcher} starts, such as train.py.")
 
 
 def _check_module(name: str, access: Access) -> None:

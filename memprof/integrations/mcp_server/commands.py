@@ -188,7 +188,7 @@ def page_of(value: Any, offset: int) -> Any:
     if isinstance(value, list | str):
         return value[offset:]
     if offset:
-        raise UsageError("Only lists and texts have an offset.")
+        raise UsageError("only lists and texts have an offset.")
     return value
 
 

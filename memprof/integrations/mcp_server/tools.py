@@ -146,7 +146,7 @@ class Tools:
             recordings: One recording of three steps or more, or several of one job, in order.
         """
         if not recordings:
-            raise ToolError("Name a recording.")
+            raise ToolError("name a recording.")
         return await self._answered(context, ["report", "--leaks", "--json", *map(self._path, recordings)])
 
     async def explain(self, context: Context, recording: str, base: str = "") -> str:

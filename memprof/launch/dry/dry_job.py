@@ -30,22 +30,22 @@ def find_recorded_job(manifest: Manifest) -> Target:
     command = manifest.command
     if not command:
         raise CannotStartError(
-            "The recording does not say how its job was started, so that cannot be dry-run: record it with memprof "
+            "the recording does not say how its job was started, so that cannot be dry-run: record it with memprof "
             "record."
         )
     if is_masked(command):
         raise CannotStartError(
-            f"The recording holds its job's command line with secrets masked ({MASK}), so that cannot be dry-run: "
+            f"the recording holds its job's command line with secrets masked ({MASK}), so that cannot be dry-run: "
             "record it with --keep-arguments, or verify the plan with a real run, memprof record --plan."
         )
     if manifest.plan:
         raise CannotStartError(
-            "The job was recorded under a plan already, on top of which a dry run applies no other: search in a "
+            "the job was recorded under a plan already, on top of which a dry run applies no other: search in a "
             "recording of the job as it is."
         )
     if manifest.dry_ranks:
         raise CannotStartError(
-            f"The recording is a dry run of {manifest.dry_ranks:,} ranks, of which its command starts only one: check "
+            f"the recording is a dry run of {manifest.dry_ranks:,} ranks, of which its command starts only one: check "
             f"the plan with memprof record --dry-run --ranks {manifest.dry_ranks} --plan plan.toml."
         )
     words = command[1:]
@@ -72,7 +72,7 @@ def find_recorded_device(manifest: Manifest) -> str:
         return find_card(machine.device_name).machine.name
     except UsageError:
         raise CannotStartError(
-            f"The job was recorded on {machine.device_name or 'a device without a name'}, which dry runs do not "
+            f"the job was recorded on {machine.device_name or 'a device without a name'}, which dry runs do not "
             "model: verify the plan with a real run, memprof record --plan."
         ) from None
 

@@ -194,7 +194,9 @@ class JobServer:
                 while waiting and len(running) < most:
                     number, request = waiting.pop(0)
                     if now >= deadline:
-                        outcomes[number] = DryOutcome(None, "no time is left for its dry run.", was_started=False)
+                        outcomes[number] = DryOutcome(
+                            None, "no time is left for its dry run (--time-limit).", was_started=False
+                        )
                         continue
                     started = self._start(number, request)
                     if isinstance(started, _Running):

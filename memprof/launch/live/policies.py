@@ -34,7 +34,7 @@ def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str,
                 "memprof fit, and apply it before the first step with memprof.apply."
             )
     if not names:
-        raise PolicyError("No policy is left; allow one, or forbid fewer.")
+        raise PolicyError("no policy is left; allow one, or forbid fewer.")
     return tuple(sorted(names))
 
 

@@ -199,7 +199,7 @@ def _make_spool(output: Path) -> None:
         raise
     except OSError as error:
         raise CannotStartError(
-            f"Nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
+            f"nothing can be written to {folder.resolve()}: {error.strerror}. Choose another folder with -o."
         ) from None
 
 

@@ -64,7 +64,7 @@ class Target:
         if sys.platform != "linux" and os.environ.get(ANY_SYSTEM, "") in ("", "0"):
             system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
             raise CannotStartError(
-                f"Recording needs Linux; on {system}, memprof reads, compares and plans recordings made there "
+                f"recording needs Linux; on {system}, memprof reads, compares and plans recordings made there "
                 f"({ANY_SYSTEM}=1 records anyway, which is not tested)."
             )
 
@@ -182,7 +182,7 @@ def ranks_of(plan: Plan | None) -> int:
     sizes = {getattr(policy, "world_size", 1) for policy in plan.policies} if plan is not None else set()
     sizes -= {1}
     if len(sizes) > 1:
-        raise CannotStartError(f"The plan shards over {' and '.join(map(str, sorted(sizes)))} ranks: leave one out.")
+        raise CannotStartError(f"the plan shards over {' and '.join(map(str, sorted(sizes)))} ranks: leave one out.")
     return sizes.pop() if sizes else 1
 
 

@@ -62,7 +62,7 @@ def step_from_arrays(
         if column is not None and len(column) != count:
             raise UsageError(f"{name} has {len(column)} entries, time_us has {count}: give one per operator.")
     if any(not time >= 0 for time in time_us) or any(size < 0 for size in output_bytes) or fixed_bytes < 0:
-        raise UsageError("Times and bytes must not be negative or NaN.")
+        raise UsageError("times and bytes must not be negative or NaN.")
     changed = list(in_place) if in_place is not None else [NONE] * count
     viewed = list(view_of) if view_of is not None else [NONE] * count
 
@@ -131,9 +131,9 @@ def _uses(inputs: Sequence[Sequence[int]], changed: list[int], viewed: list[int]
     for op_id, (target, seen) in enumerate(zip(changed, viewed, strict=True)):
         for other in (*inputs[op_id], *(one for one in (target, seen) if one != NONE)):
             if not 0 <= other < op_id:
-                raise UsageError(f"Operator {op_id} reads the output of operator {other}, which has not run yet.")
+                raise UsageError(f"operator {op_id} reads the output of operator {other}, which has not run yet.")
         if NONE not in (target, seen):
-            raise UsageError(f"Operator {op_id} is both a view and in place: give one of them.")
+            raise UsageError(f"operator {op_id} is both a view and in place: give one of them.")
         read = {base[other] for other in inputs[op_id]}
         if seen != NONE:
             base[op_id] = base[seen]

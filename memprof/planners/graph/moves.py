@@ -76,15 +76,15 @@ def needed_runs(done: Replay, moves: Moves) -> Ints:
     """
     life = lives_at(done, moves.value, moves.leave_run)
     if np.any(life == NONE):
-        raise InvariantError("The schedule offloads a value before it is made.")
+        raise InvariantError("the schedule offloads a value before it is made.")
     needed = Reads(done).next_after(life, moves.leave_run)
     if np.any(needed >= len(done.runs)):
-        raise InvariantError("The schedule offloads a value that is not read again; drop it instead.")
+        raise InvariantError("the schedule offloads a value that is not read again; drop it instead.")
     in_order = (moves.leave_run <= moves.gone_run) & (moves.gone_run < moves.back_run) & (moves.back_run <= needed)
     if not in_order.all():
-        raise InvariantError("The schedule loads a value back after it is read, or before it is offloaded.")
+        raise InvariantError("the schedule loads a value back after it is read, or before it is offloaded.")
     if len(np.unique(life * (len(done.runs) + 1) + needed)) < len(life):
-        raise InvariantError("The schedule offloads a value that is already offloaded.")
+        raise InvariantError("the schedule offloads a value that is already offloaded.")
     return needed
 
 

@@ -151,17 +151,17 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
 def _first_runs(graph: Graph, runs: Ints) -> tuple[Bools, Ints]:
     """Checks the order; returns which runs are repeats, and the first run of each operator."""
     if len(runs) and (runs.min() < 0 or runs.max() >= graph.ops):
-        raise InvariantError("The schedule runs an operator that the step does not have.")
+        raise InvariantError("the schedule runs an operator that the step does not have.")
     ran, first_run = np.unique(runs, return_index=True)
     if len(ran) != graph.ops:
-        raise InvariantError(f"The schedule leaves out {graph.ops - len(ran)} of the step's {graph.ops} operators.")
+        raise InvariantError(f"the schedule leaves out {graph.ops - len(ran)} of the step's {graph.ops} operators.")
     if np.any(np.diff(first_run) < 0):
-        raise InvariantError("The schedule changes the order in which the step's operators first run.")
+        raise InvariantError("the schedule changes the order in which the step's operators first run.")
     is_again = np.ones(len(runs), dtype=np.bool_)
     is_again[first_run] = False
     wrong = is_again & ~graph.can_repeat[runs]
     if wrong.any():
-        raise InvariantError(f"The schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot be rerun.")
+        raise InvariantError(f"the schedule repeats operator {runs[np.flatnonzero(wrong)[0]]}, which cannot be rerun.")
     return is_again, first_run
 
 
@@ -170,10 +170,10 @@ def _check_reads(runs: Ints, read_run: Ints, gone_run: Ints, *, is_taken_once: b
     wrong = np.flatnonzero(read_run > gone_run)
     if len(wrong):
         raise InvariantError(
-            f"In the schedule, operator {runs[read_run[wrong[0]]]} reads a value that was changed in place before."
+            f"in the schedule, operator {runs[read_run[wrong[0]]]} reads a value that was changed in place before."
         )
     if not is_taken_once:
-        raise InvariantError("The schedule changes a value in place that was changed before; recompute it first.")
+        raise InvariantError("the schedule changes a value in place that was changed before; recompute it first.")
 
 
 def _floor(graph: Graph, runs: Ints, is_again: Bools) -> Ints:

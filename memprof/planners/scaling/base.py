@@ -158,6 +158,6 @@ def scale_by_shape(step: Step) -> InferredBatch:
         # Drop the policy's name from the message.
         reason = str(error).split(": ", 1)[-1]
         raise InconclusiveError(
-            f"Cannot determine the batch size from this recording ({reason.rstrip('.')}): record a second one at "
+            f"cannot determine the batch size from this recording ({reason.rstrip('.')}): record a second one at "
             "another batch size."
         ) from error

@@ -143,7 +143,7 @@ def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Int
         where = f" of {step.modules.name[module] or step.modules.type[module]}" if module != NONE else ""
         parts.append(f"{name} runs {step.ops.name[row]} ({step.ops.phase[row]}{where})")
     return (
-        f"The steps do not run the same operators, so other sizes cannot be predicted: after "
+        f"the steps do not run the same operators, so other sizes cannot be predicted: after "
         f"{place} operators, {parts[0]} and {parts[1]}. Record the same steps of the same job, at different sizes."
     )
 
@@ -206,7 +206,7 @@ def _matched_storages(signatures: Sequence[_Signatures], names: Sequence[str]) -
             # An older tensor that the step does not touch, such as the data set, is ignored.
             if each.made[row] != NONE or each.is_used[row]:
                 raise InconclusiveError(
-                    f"The steps do not hold the same tensors, so other sizes cannot be predicted: {name} has "
+                    f"the steps do not hold the same tensors, so other sizes cannot be predicted: {name} has "
                     f"{each.describe(row)} without a match in the others."
                 )
     return np.concatenate([matched, more], axis=1)

@@ -88,7 +88,7 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
         else:
             inputs = ", ".join(dict.fromkeys(map(_text, _input_shapes(every[0][1])))) if every else ""
             why = f"no size differs{f', all ran on {inputs}' if inputs else ''}"
-        raise InconclusiveError(f"Cannot determine the varying size from the recorded steps' inputs: {why}. {advice}")
+        raise InconclusiveError(f"cannot determine the varying size from the recorded steps' inputs: {why}. {advice}")
     chosen = found[0]
     order = sorted(chosen.places.tolist(), key=lambda place: _flat(shapes[place])[chosen.column])
     number, position = _place_of(shapes[order[0]], chosen.column)

@@ -231,7 +231,7 @@ def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, wha
     """
     ordered = sorted(samples, key=lambda one: one.size)
     if len({one.size for one in ordered}) < 2:
-        raise UsageError("Scaling a step needs two recordings at different sizes.")
+        raise UsageError("scaling a step needs two recordings at different sizes.")
     check_size(ordered[0].size)
     try:
         return MeasuredSizes(tuple(ordered), _matched(ordered, what), may_be_square)

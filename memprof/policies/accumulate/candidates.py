@@ -37,34 +37,34 @@ def _why_whole(step: Step) -> str:
     """Explains why the job's batches cannot be split; "" where they can."""
     if not reads_loader(step):
         return (
-            "The job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
+            "the job uses no DataLoader, so its batches cannot be split automatically. Write 'for part in "
             "memprof.micro_batches(batch, 2):' in the training loop, and predict that with --accumulate 2."
         )
     framework = next((name for name, place in _TRAINERS.items() if runs_in(step, place)), "")
     if framework:
-        return f"In this job {Accumulate.set_in_framework[framework]}"
+        return f"in this job {Accumulate.set_in_framework[framework]}"
     if step.undivided:
         return (
-            f"The job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
+            f"the job's batches cannot be split automatically: {step.undivided}. Use a smaller batch in the loader, "
             "and update after several of them, as trainers do with gradient_accumulation_steps."
         )
     if TRAINED_IN_EVALUATION in step.usages:
         return left_whole(f"its batches are not split, as {IN_EVALUATION}", _MICRO_BATCHES[0])
     if SETS_LEARNING_RATE in step.usages:
         return (
-            "The job sets the learning rate of each update itself. Where it computes the rate from a count of batches, "
+            "the job sets the learning rate of each update itself. Where it computes the rate from a count of batches, "
             "it would count micro-batches, and the schedule would advance faster. Use a scheduler of "
             "torch.optim.lr_scheduler; if the schedule may differ, choose the policy yourself with --accumulate 2."
         )
     if _holds(repeats_by_batch, step):
         return (
-            "The model calls a module again depending on a number computed from the whole batch, as adaptive solvers "
+            "the model calls a module again depending on a number computed from the whole batch, as adaptive solvers "
             "of differential equations do: micro-batches would take other steps. Where that is acceptable, predict it "
             "with --accumulate 2."
         )
     if _holds(compares_samples, step):
         return (
-            "The loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
+            "the loss compares samples of a batch with each other, so micro-batch gradients do not add up to those of "
             "the whole batch. Where fewer pairs are acceptable, predict that with --accumulate 2."
         )
     return ""

@@ -23,7 +23,7 @@ def changes_in_place(name: str) -> str:
         name: Its qualified name, "" for the model.
     """
     return (
-        f"{name or 'The model'} changes an input or a buffer of its own in place, so its forward cannot run again; "
+        f"{name or 'the model'} changes an input or a buffer of its own in place, so its forward cannot run again; "
         "choose modules inside or around it that do not."
     )
 

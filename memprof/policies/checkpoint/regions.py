@@ -72,7 +72,7 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
     for begin, end, module in spans:
         if is_inside[begin : end + 1].any():
             name = module_names(step)[module]
-            raise PolicyError(SAVES_ITSELF.format(what=name or "The model", policy="checkpoint"))
+            raise PolicyError(SAVES_ITSELF.format(what=name or "the model", policy="checkpoint"))
     first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
     parent = np.full(len(first), NONE, dtype=np.int64)
     outermost = np.arange(len(first))
@@ -138,7 +138,7 @@ def _forward_calls(step: Step) -> Ints:
     others_before = np.append(0, np.cumsum(~is_in_transform(step)))
     is_region = is_trained & (others_before[end] > others_before[first])
     if is_trained.any() and not is_region.any():
-        raise PolicyError(IN_TRANSFORM.format(what="The model runs", policy="checkpoint"))
+        raise PolicyError(IN_TRANSFORM.format(what="the model runs", policy="checkpoint"))
     return ran[is_region]
 
 

@@ -140,7 +140,7 @@ def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_
     if len(wrong):
         name = step.modules.name[regions.module_id[inputs[0][wrong[0]]]]
         raise PolicyError(
-            f"An input of {name} is changed in place, so {name} cannot run again from it; choose modules inside or "
+            f"an input of {name} is changed in place, so {name} cannot run again from it; choose modules inside or "
             "around it."
         )
     created = step.storages.created_op_id
@@ -148,7 +148,7 @@ def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_
     if kept_made.any():
         name = step.ops.name[created[np.flatnonzero(kept_made)[0]]]
         raise PolicyError(
-            f"The output of {name} is changed in place later, so it cannot be kept; leave it out of keep."
+            f"the output of {name} is changed in place later, so it cannot be kept; leave it out of keep."
         )
 
 
@@ -184,7 +184,7 @@ def _refuse_run_again(step: Step, regions: Regions) -> None:
     if len(found):
         name = str(step.modules.name[found[0]])
         raise PolicyError(
-            f"{name or 'The model'} already runs again in backward, or contains a module that does: the job "
+            f"{name or 'the model'} already runs again in backward, or contains a module that does: the job "
             "checkpoints it itself, or another checkpoint of the plan does; choose modules outside of that, or one "
             "checkpoint for all of them."
         )
@@ -208,7 +208,7 @@ def _refuse_repeats(step: Step, regions: Regions) -> None:
     if len(again):
         name = str(step.modules.name[regions.module_id[again[0]]])
         raise PolicyError(
-            f"Backward runs through {name or 'the model'} more than once, as with retain_graph=True, so its forward "
+            f"backward runs through {name or 'the model'} more than once, as with retain_graph=True, so its forward "
             "would run again more than once, which is not predicted; choose modules that it runs through once."
         )
 
@@ -231,7 +231,7 @@ def _refuse_own_functions(step: Step, regions: Regions) -> None:
     if len(region):
         name = str(step.modules.name[regions.module_id[region[0]]])
         raise PolicyError(
-            f"In {name or 'the model'} an autograd.Function or the job's own saved-tensor hooks keep tensors made on "
+            f"in {name or 'the model'} an autograd.Function or the job's own saved-tensor hooks keep tensors made on "
             "the way, and what checkpoint does to those is not predicted; choose modules without them."
         )
 

@@ -71,7 +71,7 @@ class Compile(Policy):
         if recorded is None or mine == its:
             return ""
         return (
-            f"The measured run {self.measured} was recorded under {_listed(its)} before it was compiled, this plan has "
+            f"the measured run {self.measured} was recorded under {_listed(its)} before it was compiled, this plan has "
             f"{_listed(mine)}: record the job under the whole plan."
         )
 

@@ -27,17 +27,17 @@ def transform(step: Step, policy: Compile) -> Step:
         patterns = ",".join(name or "." for name in policy.modules)
         budget = f"@{policy.activation_budget:g}" if policy.activation_budget < 1 else ""
         raise PolicyError(
-            "What torch.compile keeps for backward cannot be predicted: use memprof suggest --compile, which "
+            "what torch.compile keeps for backward cannot be predicted: use memprof suggest --compile, which "
             f"dry-runs the job compiled, or run `memprof record --compile '{patterns}{budget}' train.py` with the "
             "plan's other policies, and give its file to memprof suggest --compiled, or as `measured` in the plan."
         )
     if not Path(policy.measured).exists():
-        raise PolicyError(f"The measured run {policy.measured} is not there; write the path of a recording.")
+        raise PolicyError(f"the measured run {policy.measured} is not there; write the path of a recording.")
     measured = Trace.open(Path(policy.measured)).fullest_step()
     expected, found = (int(one.modules.parameter_bytes.sum()) for one in (step, measured))
     if expected != found:
         raise PolicyError(
-            f"The measured run {policy.measured} is one of another model: its parameters have {found:,} bytes, these "
+            f"the measured run {policy.measured} is one of another model: its parameters have {found:,} bytes, these "
             f"{expected:,}."
         )
     return measured

@@ -17,9 +17,9 @@ from memprof.trace.step import Step
 _FEWEST, _MOST = 8, 64
 _SHARE = 0.02
 
-_NONE = "The step computes no cross-entropy: there are no logits to divide."
+_NONE = "the step computes no cross-entropy: there are no logits to divide."
 _COMPILED = (
-    "The step computes no cross-entropy outside the code that torch.compile generates, where logits cannot be divided: "
+    "the step computes no cross-entropy outside the code that torch.compile generates, where logits cannot be divided: "
     "compute the loss outside of what is compiled."
 )
 

@@ -30,7 +30,7 @@ def apply(job: Job, policy: OptimizerPolicy) -> None:
     Raises:
         PolicyError: The job has no optimizer, or one of them does not support the policy.
     """
-    job.require_optimizer("The optimizer policy")
+    job.require_optimizer("the optimizer policy")
     for optimizer in job.optimizers:
         _check(job, optimizer, policy)
     kind = {"": Updates, "host": HostUpdates, "8bit": EightBitUpdates}[policy.state]
@@ -60,21 +60,21 @@ def _check(job: Job, optimizer: torch.optim.Optimizer, policy: OptimizerPolicy) 
     numbers = [value for group in optimizer.param_groups for value in (group.get("lr"), *group.get("betas", ()))]
     is_captured = all(group.get("capturable") for group in optimizer.param_groups)
     if policy.loop == "foreach" and not is_captured and any(isinstance(each, torch.Tensor) for each in numbers):
-        raise PolicyError(f"The foreach form of {kind} takes no learning rate that is a tensor; leave loop out.")
+        raise PolicyError(f"the foreach form of {kind} takes no learning rate that is a tensor; leave loop out.")
     is_on_host = all(parameter.device.type == "cpu" for parameter in parameters)
     if policy.loop in ("foreach", "loop") and is_captured and is_on_host:
-        raise PolicyError(f"On a CPU only the fused form of {kind} is capturable; leave loop out.")
+        raise PolicyError(f"on a CPU only the fused form of {kind} is capturable; leave loop out.")
     if (policy.in_backward or policy.state == "host") and needs_closure(type(optimizer)):
         raise PolicyError(needs_whole(kind))
     if job.has_parts and (policy.in_backward or policy.state):
         raise PolicyError(
-            "Parameters and optimizer state are sharded over ranks; leave state and in_backward out, or use shard "
+            "parameters and optimizer state are sharded over ranks; leave state and in_backward out, or use shard "
             "stage 0 or 1."
         )
     if policy.in_backward:
         if job.averages:
             raise PolicyError(
-                "Gradients are averaged over ranks after they are complete; a step inside backward would run before "
+                "gradients are averaged over ranks after they are complete; a step inside backward would run before "
                 "that. Leave in_backward out."
             )
         if any(not parameter.is_leaf for parameter in parameters):

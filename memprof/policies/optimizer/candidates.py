@@ -20,7 +20,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
     that needs no closure can be kept on the host.
     """
     if not np.any(step.ops.phase == "optimizer"):
-        return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "No optimizer updates in this step."})
+        return Candidates(unsuitable={OptimizerPolicy(in_backward=True): "no optimizer updates in this step."})
     alone = (OptimizerPolicy(in_backward=True), OptimizerPolicy(loop="loop"))
     known, on_device, both = step.optimizers, step.targets_device(), (True, False)
     fused, on_host = [], []

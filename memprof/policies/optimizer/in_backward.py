@@ -172,12 +172,12 @@ class InBackward:
         updated = [parameter for parameter in parameters if id(parameter) in self._updated]
         if any(self._owners[id(parameter)][0]() is not optimizer for parameter in updated):
             raise PolicyError(
-                "Step-in-backward updated parameters with the optimizer created last for them, but a different "
+                "step-in-backward updated parameters with the optimizer created last for them, but a different "
                 "optimizer is stepped. Leave in_backward out, or give each optimizer its own parameters."
             )
         if any(parameter.grad is not None and not isinstance(parameter.grad, UsedGradient) for parameter in updated):
             raise PolicyError(
-                "Gradients were set after backward had completed them, as DistributedDataParallel does when it "
+                "gradients were set after backward had completed them, as DistributedDataParallel does when it "
                 "averages them; step-in-backward has updated without that. Leave in_backward out."
             )
         if any(parameter._version != self._updated[id(parameter)] for parameter in updated):

@@ -55,7 +55,7 @@ class OptimizerPolicy(Policy):
             raise PolicyError(f"optimizer: invalid in_backward {self.in_backward!r}; write true or false.")
         if not (self.state or self.loop or self.in_backward):
             words = ", ".join((_IN_BACKWARD, *LOOPS, *STATES))
-            raise PolicyError(f"The optimizer policy changes nothing; write at least one of {words}.")
+            raise PolicyError(f"the optimizer policy changes nothing; write at least one of {words}.")
         if self.state and self.loop:
             raise PolicyError(
                 f"optimizer: state {self.state} and loop {self.loop} are incompatible: the state determines the loop; "

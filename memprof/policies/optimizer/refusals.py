@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from memprof.policies.optimizer.policy import OptimizerPolicy
     from memprof.trace.step import Step
 
-IN_HOST_MEMORY = "The parameters and the optimizer state are already in host memory; host changes nothing."
+IN_HOST_MEMORY = "the parameters and the optimizer state are already in host memory; host changes nothing."
 USED = (
-    "A gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
+    "a gradient is read or changed after backward: step-in-backward has already used and freed it. Leave "
     "in_backward out, or access it in a hook on the parameter (register_hook)."
 )
 SECOND_BACKWARD = (
-    "A second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
+    "a second backward ran before optimizer.step(): step-in-backward cannot accumulate gradients, because they are "
     "already used. Leave in_backward out, or do not accumulate gradients."
 )
 EARLY = (
-    "Parameters or optimizer state are accessed between backward and optimizer.step(): step-in-backward has already "
+    "parameters or optimizer state are accessed between backward and optimizer.step(): step-in-backward has already "
     "updated them. Leave in_backward out, or access them before backward or after the step."
 )
 AVERAGED = (
-    "A gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
+    "a gradient is read or changed inside backward after it was complete, as DistributedDataParallel does to average "
     "it: step-in-backward has already used it. Leave in_backward out, or shard instead."
 )
 DISTRIBUTED = (
@@ -33,15 +33,15 @@ DISTRIBUTED = (
     "Use sharding, or leave in_backward out."
 )
 SCALED = (
-    "A GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, which needs no "
+    "a GradScaler scales the loss: step-in-backward would update with scaled gradients. Use bf16, which needs no "
     "scaling, or leave in_backward out."
 )
 NEVER_RESET = (
-    "Gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate them, "
+    "gradients are not reset between optimizer.step() and the next backward: step-in-backward cannot accumulate them, "
     "because they are already used. Leave in_backward out, or call zero_grad() in each step."
 )
 SETTINGS_CHANGED = (
-    "The optimizer's settings (such as the learning rate) were changed between backward and optimizer.step(); "
+    "the optimizer's settings (such as the learning rate) were changed between backward and optimizer.step(); "
     "step-in-backward used the old ones. Change them before backward."
 )
 
@@ -62,7 +62,7 @@ def clipped(function: str) -> str:
 
 
 TOGETHER = (
-    "The optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters, "
+    "the optimizer computes a setting of its step, such as a rate, from the gradients or state of all parameters, "
     "as Prodigy does; it cannot update one parameter at a time. Leave in_backward, one_by_one and host out."
 )
 

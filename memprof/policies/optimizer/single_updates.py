@@ -69,7 +69,7 @@ def single_updates(step: Step) -> SingleUpdates:
     known = parameter_of[use_storage] != NONE
     use_op, use_storage = use_op[known], use_storage[known]
     if not len(use_op):
-        raise PolicyError("The step has no optimizer update of a known parameter.")
+        raise PolicyError("the step has no optimizer update of a known parameter.")
     parameters, use_row = np.unique(parameter_of[use_storage], return_inverse=True)
     of_storage = np.full(count, NONE, dtype=np.int64)
     of_storage[use_storage] = use_row
@@ -111,7 +111,7 @@ def parameters_of(step: Step) -> Ints:
 
 
 def _together(step: Step, count: int, how: str) -> str:
-    kinds = ", ".join(dict.fromkeys(str(each.name) for each in step.optimizers)) or "The optimizer"
+    kinds = ", ".join(dict.fromkeys(str(each.name) for each in step.optimizers)) or "the optimizer"
     return (
         f"{kinds} computes the updates of {count} parameters together ({how}), so that it cannot update one parameter "
         "at a time: leave out in_backward and one_by_one."

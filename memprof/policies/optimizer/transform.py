@@ -36,7 +36,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     used = np.unique(step.uses.storage_id[is_update[step.uses.op_id]])
     sizes = storages.allocated_bytes[used[storages.category[used] == "parameter"]]
     if not sizes.any():
-        raise PolicyError("The step has no optimizer update of a known parameter; the optimizer policy needs one.")
+        raise PolicyError("the step has no optimizer update of a known parameter; the optimizer policy needs one.")
     if policy.state == "host" and not step.targets_device():
         raise PolicyError(IN_HOST_MEMORY)
     singly, whole, largest = policy.in_backward or policy.state == "host", int(sizes.sum()), int(sizes.max())

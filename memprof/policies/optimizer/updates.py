@@ -153,7 +153,7 @@ class EightBitUpdates(Updates):
         super().__init__(optimizer)
         kind = _eight_bit_type(optimizer)
         if any(len(state) for state in optimizer.state.values()):
-            raise PolicyError("The optimizer already has 32-bit state; apply 8-bit state before the first step.")
+            raise PolicyError("the optimizer already has 32-bit state; apply 8-bit state before the first step.")
         known = inspect.signature(kind).parameters
         groups = [
             {key: value for key, value in group.items() if key in known or key == "params"}

@@ -139,4 +139,4 @@ def _no_match(pattern: str, names: Sequence[str]) -> str:
     shapes = dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name)
     highest = sorted(shapes, key=lambda name: name.count("."))
     hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(highest[:5])}."
-    return f"No module of the model matches {pattern!r}; {hint}" if names else "The model has no modules."
+    return f"no module of the model matches {pattern!r}; {hint}" if names else "the model has no modules."

@@ -18,7 +18,7 @@ def candidates(step: Step, world_size: int) -> Candidates:
     if reason := why_not_compiled(step, bf16):
         return Candidates(unsuitable={bf16: reason})
     if reduced := short_types(types):
-        return Candidates(unsuitable={bf16: f"The job's matrix products are in {reduced} already."})
+        return Candidates(unsuitable={bf16: f"the job's matrix products are in {reduced} already."})
     if not types & {"float32", "float64"}:
-        return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
+        return Candidates(unsuitable={bf16: "forward has no matrix products or convolutions in float32."})
     return Candidates((bf16,)) if step.runs_bf16() else Candidates((Precision("fp16"),), {bf16: NO_BF16})

@@ -26,7 +26,7 @@ def shorten_weights(job: Job, dtype: torch.dtype) -> list[Callable[[], None]]:
     model = job.model
     if job.has_parts:
         raise PolicyError(
-            "Parameters are sharded over ranks and keep their type; write bf16 instead of pure-bf16, or cast the model "
+            "parameters are sharded over ranks and keep their type; write bf16 instead of pure-bf16, or cast the model "
             "in the script."
         )
     views = _own_views(model)

@@ -111,7 +111,7 @@ def apply(job: Job, policy: Remat) -> None:
     _refuse(job)
     import_compiler()
     if _runtime is not None and _runtime.policy != policy:
-        raise PolicyError("This process already has another budget for remat; use one budget for all its models.")
+        raise PolicyError("this process already has another budget for remat; use one budget for all its models.")
     runtime = _runtime or Runtime(policy, job)
     try:
         if runtime.keys is not None:
@@ -145,7 +145,7 @@ def _refuse(job: Job) -> None:
         raise PolicyError(OVERLAP) from None
     compiled = find_compiled(job)
     if compiled is not None:
-        raise PolicyError(COMPILED.format(what=compiled or "The model"))
+        raise PolicyError(COMPILED.format(what=compiled or "the model"))
     if job.has_parts:
         raise PolicyError("remat needs a plain model; this one is sharded over ranks.")
 

@@ -233,7 +233,7 @@ class Keys:
         unknown = sorted({key.partition(":")[0] for key in self._dropped} - set(modules))
         if unknown:
             raise PolicyError(
-                f"The plan was made for another model: it recomputes tensors of {unknown[0]!r}, and this model has no "
+                f"the plan was made for another model: it recomputes tensors of {unknown[0]!r}, and this model has no "
                 "such module. Create a new plan from a recording of this one."
             )
         for name, module in modules.items():

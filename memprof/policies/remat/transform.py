@@ -38,7 +38,7 @@ COMPILED = (
     "the compiler a budget with --compile."
 )
 #: Error where both are in one plan.
-OVERLAP = "Two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
+OVERLAP = "two policies (remat, and swap or compress) would replace saved tensors; leave one of them out of the plan."
 
 
 def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
@@ -56,7 +56,7 @@ def transform(step: Step, policy: Remat, *, at_most: bool = False) -> Step:
     if _replaces_saved(step):
         raise PolicyError(OVERLAP)
     if may_be_compiled(step).any():
-        raise PolicyError(COMPILED.format(what="Part of the model"))
+        raise PolicyError(COMPILED.format(what="part of the model"))
     units = units_of(step)
     at_once = _named(step, units, policy.recompute)
     allowed = 1 - ROOM if at_most else 1.0

@@ -103,7 +103,7 @@ def require_kernels(step: Step) -> None:
     shown = _SHOWN[:1] if step.is_on_device() else _SHOWN
     if is_inside.any() and not any(str(name).startswith(shown) for name in set(step.ops.name[is_inside])):
         raise PolicyError(
-            "The recording shows only part of what code that torch.compile generated computes, so what grows with the "
+            "the recording shows only part of what code that torch.compile generated computes, so what grows with the "
             "batch is unknown: dry-run the job with memprof record --dry-run, and use that recording."
         )
 
@@ -124,7 +124,7 @@ def describe_hooks(step: Step, hooked: Ints, policy: str) -> str:
     own = next((place for line in frames.splitlines() if not is_of_torch(line) and (place := PLACE.match(line))), None)
     where = "" if own is None else f" ({own['path'].replace(chr(92), '/').rpartition('/')[2]}:{own['line']})"
     return (
-        f"{name or 'The model'}{where} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all "
+        f"{name or 'the model'}{where} runs under saved_tensors_hooks of the job, such as save_on_cpu, or with all "
         f"hooks disabled: {policy} has no effect there. Leave the hooks out, or choose modules that run without them."
     )
 

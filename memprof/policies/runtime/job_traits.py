@@ -125,7 +125,7 @@ def require_eager(job: Job, names: Iterable[str], policy: str) -> None:
     """
     compiled = find_compiled(job, names)
     if compiled is not None:
-        raise PolicyError(SAVES_ITSELF.format(what=compiled or "The model", policy=policy))
+        raise PolicyError(SAVES_ITSELF.format(what=compiled or "the model", policy=policy))
 
 
 def _is_within(name: str, other: str) -> bool:

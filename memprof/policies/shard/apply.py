@@ -89,7 +89,7 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
     found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
     if found:
         raise PolicyError(
-            f"The job is already distributed ({', '.join(sorted(found))} is in its model); remove shard from the plan."
+            f"the job is already distributed ({', '.join(sorted(found))} is in its model); remove shard from the plan."
         )
     trained = [(name, each) for name, each in job.model.named_parameters() if each.requires_grad]
     if any(each.is_meta for _, each in trained) or len({each.device for _, each in trained}) > 1:
@@ -98,13 +98,13 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
         if getattr(module, "sparse", False) and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             title = name or type(module).__name__
             raise PolicyError(
-                f"Module {title} has sparse gradients, which are not summed over ranks; write sparse=False."
+                f"module {title} has sparse gradients, which are not summed over ranks; write sparse=False."
             )
     if policy.stage >= 1:
         job.require_optimizer("shard")
     if policy.stage >= 1 and any(optimizer.state for optimizer in job.optimizers):
         raise PolicyError(
-            "An optimizer already has unsharded state; apply shard before its first update, and before it loads a "
+            "an optimizer already has unsharded state; apply shard before its first update, and before it loads a "
             "state."
         )
     if policy.stage >= 1 and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):

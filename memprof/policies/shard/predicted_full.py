@@ -154,7 +154,7 @@ class Fully(Sharding):
             at = int(backward[-1] if unit == ROOT else max(self.kept_at[group].max(), self.units.last_backward[unit]))
             if read_at[group].min() <= at:
                 raise PolicyError(
-                    "The job runs backward again after an update, as with several models and optimizers; sharding of "
+                    "the job runs backward again after an update, as with several models and optimizers; sharding of "
                     "parameters and gradients can only be predicted for one update after all of backward. "
                     "Use ddp or zero1."
                 )

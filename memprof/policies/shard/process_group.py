@@ -68,7 +68,7 @@ def join_ranks(job: Job, world_size: int) -> int:
     there = dist.get_world_size() if is_joined else int(os.environ["WORLD_SIZE"])
     if there != world_size:
         raise PolicyError(
-            f"The plan shards over {world_size} ranks, and this job has {there}: start it with torchrun "
+            f"the plan shards over {world_size} ranks, and this job has {there}: start it with torchrun "
             f"--nproc-per-node {world_size}, or shard over {there} with --world-size {there}."
         )
     if not is_joined:

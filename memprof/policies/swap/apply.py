@@ -41,7 +41,7 @@ def apply(job: Job, policy: Swap) -> None:
         )
     if policy.what != "activations" and job.has_parts:
         raise PolicyError(
-            f"Parameters are sharded over ranks, so swap cannot move {policy.what}; swap activations, or use shard "
+            f"parameters are sharded over ranks, so swap cannot move {policy.what}; swap activations, or use shard "
             "stage 0 or 1."
         )
     names = match_modules(policy.modules, job.modules_named())
@@ -122,7 +122,7 @@ def swap_parameters(job: Job, names: Iterable[str], carrier: Carrier, minimum_by
     owned = _movable(job, chosen, carrier, max(minimum_bytes, 1))
     if not owned:
         raise PolicyError(
-            f"No unshared parameter of the chosen modules has {minimum_bytes:,} bytes or more; choose other modules "
+            f"no unshared parameter of the chosen modules has {minimum_bytes:,} bytes or more; choose other modules "
             "or a smaller minimum_bytes."
         )
     parameters = {id(parameter): MovedParameter(parameter, carrier) for parameter in owned}

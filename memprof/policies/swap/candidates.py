@@ -18,5 +18,5 @@ def candidates(step: Step, world_size: int) -> Candidates:
     """
     state = Swap(what="optimizer", to="host" if step.targets_device() else "disk")
     if not np.any(step.storages.category == "optimizer_state"):
-        return Candidates(unsuitable={state: "No optimizer keeps any state between steps."})
+        return Candidates(unsuitable={state: "no optimizer keeps any state between steps."})
     return Candidates((state,) if step.targets_device() else (state, replace(state, one_by_one=True)))

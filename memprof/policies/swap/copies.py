@@ -204,7 +204,7 @@ def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
     edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
     if not len(first):
-        raise PolicyError("The step has no optimizer update, so it does not show when state and parameters are used.")
+        raise PolicyError("the step has no optimizer update, so it does not show when state and parameters are used.")
     uses = step.uses
     inside = is_update[uses.op_id]
     used = np.full(len(step.storages), NONE, dtype=np.int64)

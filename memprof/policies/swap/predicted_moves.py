@@ -58,7 +58,7 @@ def state_to_move(step: Step, policy: Swap) -> Ints:
     if not len(moved):
         where = "" if policy.is_whole else " of the chosen modules"
         raise PolicyError(
-            f"The step has no optimizer state{where} of {policy.minimum_bytes:,} bytes or more; swap has no effect."
+            f"the step has no optimizer state{where} of {policy.minimum_bytes:,} bytes or more; swap has no effect."
         )
     return moved
 
@@ -74,7 +74,7 @@ def _one_by_one(step: Step, policy: Swap, moved: Ints) -> Step:
     form = update_form(step)
     if form != "loop":
         raise PolicyError(
-            f"To move state one parameter at a time, swap needs an optimizer that loops over its parameters; this one "
+            f"to move state one parameter at a time, swap needs an optimizer that loops over its parameters; this one "
             f"runs its {form} form. Create it with foreach=False and record again, or leave one_by_one out; on "
             "a GPU, write optimizer host."
         )
@@ -167,7 +167,7 @@ def parameters_to_move(step: Step, policy: Swap) -> tuple[Ints, Ints]:
     moved = np.flatnonzero(top_of != NONE)
     if not len(moved):
         raise PolicyError(
-            f"No unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more and is used "
+            f"no unshared parameter of the chosen modules has {policy.minimum_bytes:,} bytes or more and is used "
             "outside of torch.func; choose other modules or a smaller minimum_bytes."
         )
     return moved, top_of

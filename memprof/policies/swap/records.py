@@ -35,7 +35,7 @@ _OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "input")
 #: Operators that these policies insert into forward.
 _INSERTED = (SWAP_OUT, SWAP_IN, COMPRESS)
 #: Error if two of them choose the same modules.
-OVERLAP = "Two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
+OVERLAP = "two policies (swap, compress) would move tensors saved by the same modules; choose separate modules."
 #: Error if a module cannot be chosen.
 NEVER_CALLED = "{name} is never called, so it saves nothing; choose its submodules: '{holds}'."
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -117,7 +117,7 @@ def find_records(
     compiled = np.flatnonzero(may_be_compiled(step) & (calls.region_of != NONE))
     if len(compiled):
         name = str(step.modules.name[calls.module[calls.region_of[compiled[0]]]])
-        raise PolicyError(SAVES_ITSELF.format(what=name or "The model", policy="replacing saved tensors"))
+        raise PolicyError(SAVES_ITSELF.format(what=name or "the model", policy="replacing saved tensors"))
 
     is_node = (ops.forward_op_id != NONE) & ~ops.is_recompute & (ops.phase == "backward")
     first, last = node_bounds(ops.forward_op_id, is_node)
@@ -128,7 +128,7 @@ def find_records(
     reruns = find_reruns(step)
     is_repeated = reruns.cover(len(ops))
     if is_packed.any() and in_transform[forward[is_packed]].all():
-        raise PolicyError(IN_TRANSFORM.format(what="The chosen modules run", policy="replacing saved tensors"))
+        raise PolicyError(IN_TRANSFORM.format(what="the chosen modules run", policy="replacing saved tensors"))
     # Hooks of a region that is run again take all that is saved inside.
     is_packed &= ~(in_transform | is_repeated)[forward]
     # So do the job's own.

@@ -66,7 +66,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
     every = [_RunRequests.of(step.storages, step.ops) for step in steps]
     issued = every[0]
     if any(len(other.size) != len(issued.size) or (other.about != issued.about).any() for other in every):
-        raise ValueError("The steps do not have the same operators and storages.")
+        raise ValueError("the steps do not have the same operators and storages.")
     return _requests_of_runs(steps[0], every)
 
 

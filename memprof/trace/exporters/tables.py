@@ -138,7 +138,7 @@ def _write_csv(path: Path, kind: type[Table], values: dict[str, Any]) -> int:
     columns = kind.columns()
     rows = len(values[columns[0].name])
     if any(len(values[column.name]) != rows for column in columns):
-        raise BadInputError(f"The columns of table {kind.table_name!r} differ in length.")
+        raise BadInputError(f"the columns of table {kind.table_name!r} differ in length.")
     safe = {column.name: _safe_texts(values[column.name]) for column in columns if column.kind == "text"}
     schema = pa.schema([(column.name, _TYPES[column.kind]) for column in columns])
     with pa_csv.CSVWriter(str(path), schema) as writer:

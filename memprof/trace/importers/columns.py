@@ -263,11 +263,11 @@ def check_dicts(raw: Any, what: str) -> None:
         BadInputError: It is not.
     """
     if not isinstance(raw, list):
-        raise BadInputError(f"{_capital(what)} must be a list, not {_kind(raw)}: this is not a memory snapshot.")
+        raise BadInputError(f"{what} must be a list, not {_kind(raw)}: this is not a memory snapshot.")
     kinds = set(map(type, raw))
     if not kinds <= {dict}:
         wrong = next(item for item in raw if type(item) is not dict)
-        raise BadInputError(f"Among {what} is {_kind(wrong)} instead of a dict: this is not a memory snapshot.")
+        raise BadInputError(f"among {what} is {_kind(wrong)} instead of a dict: this is not a memory snapshot.")
 
 
 def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -> Ints:
@@ -278,17 +278,17 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
     """
     if not set(map(type, values)) <= {int}:
         wrong = next(value for value in values if type(value) is not int)
-        raise BadInputError(f"Among {what} is {_kind(wrong)} instead of a whole number: this is not a memory snapshot.")
+        raise BadInputError(f"among {what} is {_kind(wrong)} instead of a whole number: this is not a memory snapshot.")
     try:
         column = np.array(values, dtype=np.int64)
     except OverflowError:
         largest = max(values, key=abs)
-        raise BadInputError(f"Among {what} is {largest}, which is more than 63 bits hold.") from None
+        raise BadInputError(f"among {what} is {largest}, which is more than 63 bits hold.") from None
     if lowest is not None and len(column) and int(column.min()) < lowest:
-        raise BadInputError(f"Among {what} is {int(column.min())}, which is below {lowest}.")
+        raise BadInputError(f"among {what} is {int(column.min())}, which is below {lowest}.")
     # Their sums must fit too.
     if lowest is not None and len(column) and float(column.sum(dtype=np.float64)) > 2.0**62:
-        raise BadInputError(f"{_capital(what)} sum to more than 62 bits hold.")
+        raise BadInputError(f"{what} sum to more than 62 bits hold.")
     return column
 
 
@@ -374,14 +374,10 @@ def _first_history(block: dict[str, Any]) -> dict[str, Any]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise BadInputError(f"A block holds {_kind(value)} instead of a whole number: this is not a memory snapshot.")
+        raise BadInputError(f"a block holds {_kind(value)} instead of a whole number: this is not a memory snapshot.")
     return value
 
 
 def _kind(value: Any) -> str:
     kinds = {dict: "a dict", list: "a list", str: "a text", int: "a number", float: "a fraction", tuple: "a tuple"}
     return "nothing" if value is None else kinds.get(type(value), type(value).__name__)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -170,7 +170,7 @@ def _import_snapshot(
         if one.facts.out_of_memory:
             remarks.append(f"{name} ran {manifest.capture.reason}.")
     if device is None and snapshot.host and HOST not in chosen:
-        remarks.append(f"{_pinned(snapshot.host)}; --device {HOST_NAME} imports it as a recording.")
+        remarks.append(f"{_pinned(snapshot.host)}; --only {HOST_NAME} imports it as a recording.")
     return Imported(
         kind=SNAPSHOT,
         ranks=ranks,
@@ -210,7 +210,7 @@ def _manifest(path: Path, snapshot: Snapshot, device: DeviceHistory, phases: Pha
     is_host = device.number == HOST
     notes = _notes(device, phases)
     if snapshot.host is not None and not is_host:
-        notes.append(f"{_pinned(snapshot.host)} (memprof import --device {HOST_NAME}).")
+        notes.append(f"{_pinned(snapshot.host)} (memprof import --only {HOST_NAME}).")
     machine = Machine(
         device_name=PINNED if is_host else "" if device.name == "cpu" else f"CUDA device {device.number}",
         device_kind=device.name.partition(":")[0],

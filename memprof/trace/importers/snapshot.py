@@ -136,12 +136,12 @@ def _from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | No
     segments, traces = loaded.get("segments", []), loaded.get("device_traces", [])
     check_dicts(segments, "the segments")
     if not isinstance(traces, list) or len(traces) > _MOST_DEVICES:
-        raise BadInputError("Its device_traces are not a list with one history per device.")
+        raise BadInputError("its device_traces are not a list with one history per device.")
     by_device: dict[int, list[Any]] = {}
     for segment in segments:
         number = segment.get("device", 0)
         if type(number) is not int or not 0 <= number < _MOST_DEVICES:
-            raise BadInputError("A segment names no device.")
+            raise BadInputError("a segment names no device.")
         by_device.setdefault(number, []).append(segment)
     version, settings = _torch_version(loaded, traces), _settings(loaded.get("allocator_settings"))
     annotations, keys = loaded.get("external_annotations"), list(loaded)

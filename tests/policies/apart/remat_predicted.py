@@ -174,7 +174,7 @@ def test_it_stands_in_plans_with_others():
         within.check()
         assert peaks(within)[0] <= budget
     for policy in (Swap(to="disk"), Compress()):
-        with pytest.raises(PolicyError, match="Two policies"):
+        with pytest.raises(PolicyError, match="two policies"):
             Plan((policy, Remat(budget="1GiB"))).transform(step)
 
 

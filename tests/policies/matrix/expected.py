@@ -9,8 +9,8 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.swap.policy import Swap
 
-_BACKWARD_TWICE = r"A second backward ran before optimizer\.step\(\)"
-_GRADIENT_READ = r"A gradient is read or changed after backward: step-in-backward has already used"
+_BACKWARD_TWICE = r"a second backward ran before optimizer\.step\(\)"
+_GRADIENT_READ = r"a gradient is read or changed after backward: step-in-backward has already used"
 _NOT_A_MEAN = r"accumulate cannot split a loss computed from gradients of the parameters"
 _BY_HAND = r"accumulate sums the gradients that backward\(\) writes to p\.grad, but this loop sets gradients itself"
 _DROPPED = r"accumulate cannot keep this job's gradients: its loop clears some with zero_grad\(\)"
@@ -52,9 +52,9 @@ REFUSALS: dict[str, dict[str, str]] = {
         "distributed_afterwards": r"as DistributedDataParallel does to average it: step-in-backward has",
         "clipping_by_norm": r"torch\.nn\.utils\.clip_grad_norm_ was called: step-in-backward cannot clip gradients",
         "clipping_by_value": r"torch\.nn\.utils\.clip_grad_value_ was called: step-in-backward cannot clip gradients",
-        "gradients_never_reset": r"Gradients are not reset between optimizer\.step\(\) and the next backward",
-        "gradient_scaler": r"A GradScaler scales the loss: step-in-backward would update with scaled gradients",
-        "gradient_scaler_with_clipping": r"A GradScaler scales the loss",
+        "gradients_never_reset": r"gradients are not reset between optimizer\.step\(\) and the next backward",
+        "gradient_scaler": r"a GradScaler scales the loss: step-in-backward would update with scaled gradients",
+        "gradient_scaler_with_clipping": r"a GradScaler scales the loss",
         "rate_set_by_hand": r"settings \(such as the learning rate\) were changed between backward and",
         "another_kind_of_optimizer_in_the_middle": r"with the optimizer created last for them",
         "lbfgs": r"LBFGS recomputes the loss inside its step|LBFGS has no",

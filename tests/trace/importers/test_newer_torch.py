@@ -58,7 +58,7 @@ def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path, capsys: pytest.Cap
     words = "pinned host memory: peak 12.00 MiB in use for 8.00 MiB requested, 12.00 MiB reserved"
     assert f"{words}; at the end /job/data.py:7:pin 4.00 MiB" in result.ranks[0][0].notes[-1]
     assert words in result.remarks[-1]
-    assert "--device host" in result.remarks[-1]
+    assert "--only host" in result.remarks[-1]
     trace = opened(tmp_path, content, HOST)
     assert trace.manifest.machine.device_name == "pinned host memory"
     assert trace.table(Storages).device.tolist() == ["cpu", "cpu"]

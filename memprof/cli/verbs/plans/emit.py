@@ -88,7 +88,7 @@ def emitted_or_refused(
 
     form = target_named(target)
     if not plan.policies:
-        raise UsageError(f"Nothing to write: {source} has no policies.")
+        raise UsageError(f"nothing to write: {source} has no policies.")
     if output is not None and output.stem.isidentifier():
         module = output.stem
     emitted = form.emit(Request(in_own_names(plan), source, module, batch))

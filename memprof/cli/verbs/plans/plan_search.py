@@ -178,7 +178,7 @@ def _show(found: Suggestion, opened: Trace, given: SuggestOptions, checked: tupl
     """Writes the plan and the page, or the plan in another format; returns the exit code."""
     explained, written = given.explained, given.written
     if explained is not None and explained > len(found.plans):
-        raise UsageError(f"There is no plan {explained}: {len(found.plans)} kinds of plans fit.")
+        raise UsageError(f"there is no plan {explained}: {len(found.plans)} kinds of plans fit.")
     chosen: Candidate | None = found.plans[explained - 1] if explained is not None else found.answer.best
     if checked:
         kept = worth_keeping(checked)

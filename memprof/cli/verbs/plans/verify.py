@@ -30,7 +30,7 @@ def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
     """
     *runs, head = traces
     if len(runs) > 1:
-        raise click.UsageError(f"One recording without the plan and one under it, not {len(traces)} traces.")
+        raise click.UsageError(f"one recording without the plan and one under it, not {len(traces)} traces.")
     from memprof.analysis.plans.plan_json import verification_to_json
     from memprof.analysis.plans.verify import verify_plan
     from memprof.cli.page import show
