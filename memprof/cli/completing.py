@@ -56,7 +56,7 @@ def offer_values(command: click.Command) -> None:
 
 def _offer_of(param: click.Parameter) -> Offer | None:
     if isinstance(param, click.Argument) and param.name == "words":
-        return _any_file
+        return lambda typed: [CompletionItem(typed, type="file")]
     if param.metavar in _RECORDINGS:
         return partial(_recordings, _COMPARED if param.metavar == "[BASE] HEAD" else _ENDINGS)
     simple: dict[str, Offer] = {
@@ -114,10 +114,6 @@ def _recordings(endings: tuple[str, ...], typed: str) -> list[CompletionItem[str
         found = [entry for entry in fits if entry in found or entry.is_dir()]
         return [CompletionItem(before + entry.name) for entry in found]
     return [*(CompletionItem(before + entry.name) for entry in found), CompletionItem(typed, type="dir")]
-
-
-def _any_file(typed: str) -> list[CompletionItem[str]]:
-    return [CompletionItem(typed, type="file")]
 
 
 def _machines() -> list[str]:

@@ -107,7 +107,8 @@ def possible_choices(model: Any, args: Any, step: Step) -> Iterator[Choice]:
         args: Its current TrainingArguments.
         step: The recorded step, whose modules the policies name.
     """
-    ways = (_precisions(args), _splits(args), _checkpoints(model, args, step))
+    precisions = [] if args.bf16 or args.fp16 else [({"bf16": True}, Precision("bf16"))]
+    ways = (precisions, _splits(args), _checkpoints(model, args, step))
     for parts in itertools.product(*(((None, None), *way) for way in ways)):
         arguments: dict[str, Any] = {}
         policies: list[Policy] = []
@@ -117,12 +118,6 @@ def possible_choices(model: Any, args: Any, step: Step) -> Iterator[Choice]:
                 policies.append(policy)
         if policies:
             yield Choice(arguments, tuple(policies))
-
-
-def _precisions(args: Any) -> list[tuple[dict[str, Any], Policy]]:
-    if args.bf16 or args.fp16:
-        return []
-    return [({"bf16": True}, Precision("bf16"))]
 
 
 def _splits(args: Any) -> list[tuple[dict[str, Any], Policy]]:
@@ -141,7 +136,7 @@ def _splits(args: Any) -> list[tuple[dict[str, Any], Policy]]:
 def _checkpoints(model: Any, args: Any, step: Step) -> list[tuple[dict[str, Any], Policy]]:
     """Returns the checkpointing candidates, over the layers that the model itself would checkpoint."""
     layers = _layers(model, step)
-    if not layers or _is_checkpointing(args):
+    if not layers or any(getattr(args, f"{what}_checkpointing", False) for what in ("activation", "gradient")):
         return []
     if not hasattr(args, "activation_checkpointing"):
         return [({"gradient_checkpointing": True}, Checkpoint(layers))]
@@ -154,10 +149,6 @@ def _checkpoints(model: Any, args: Any, step: Step) -> list[tuple[dict[str, Any]
             if every < len(layers)
         ]
     return found
-
-
-def _is_checkpointing(args: Any) -> bool:
-    return bool(getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False))
 
 
 def _layers(model: Any, step: Step) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ PEAK = "peak"
 #: Name for the parts that are not listed one by one.
 OTHERS = "(others)"
 T = TypeVar("T", list[Any], dict[str, int])
+V = TypeVar("V")
 #: Schema version.
 SUMMARY_SCHEMA = 1
 #: Parts of each kind listed one by one in JSON: at the peak, and at the fullest moments of the phases.
@@ -175,8 +176,8 @@ def read_summary(text: str, name: str) -> Summary:
 def _read(record: Mapping[str, Any]) -> Summary:
     spots = {
         str(name): Spot(
-            bytes=_whole(spot["bytes"]),
-            **{key: _text(spot[key]) for key in ("phase", "op", "module", "line", "file")},
+            bytes=_typed(spot["bytes"], int),
+            **{key: _typed(spot[key], str) for key in ("phase", "op", "module", "line", "file")},
             parts={str(kind): _counts(parts) for kind, parts in spot["parts"].items()},
         )
         for name, spot in record["spots"].items()
@@ -189,31 +190,34 @@ def _read(record: Mapping[str, Any]) -> Summary:
     if spots[PEAK].phase not in spots:
         raise KeyError(spots[PEAK].phase)
     return Summary(
-        name=_text(record["name"]),
-        frame={str(key): _text(value) for key, value in record["frame"].items()},
-        model=_text(record["model"]),
-        plan=_text(record["plan"]),
+        name=_typed(record["name"], str),
+        frame={str(key): _typed(value, str) for key, value in record["frame"].items()},
+        model=_typed(record["model"], str),
+        plan=_typed(record["plan"], str),
         spots=spots,
         maxima=_counts(record["maxima"]),
         step_time_us=_time(record["step_time_us"]),
         recompute_time_us=_time(record["recompute_time_us"]),
-        **{key: _whole(record[key]) for key in ("reserved_bytes", "parameter_bytes", "start_bytes", "recomputed_ops")},
+        **{
+            key: _typed(record[key], int)
+            for key in ("reserved_bytes", "parameter_bytes", "start_bytes", "recomputed_ops")
+        },
         dtypes={str(key): _counts(value) for key, value in record["dtypes"].items()},
-        states=tuple(_text(key) for key in _listed(record["states"])),
-        step_peaks=tuple(_whole(value) for value in _filled(_listed(record["step_peaks"]))),
+        states=tuple(_typed(key, str) for key in _typed(record["states"], list)),
+        step_peaks=tuple(_typed(value, int) for value in _filled(_typed(record["step_peaks"], list))),
         rank_peaks=_filled(_counts(record["rank_peaks"])),
-        is_complete=_flag(record["is_complete"]),
-        lines={str(key): (_text(file), _whole(line)) for key, (file, line) in record["lines"].items()},
+        is_complete=_typed(record["is_complete"], bool),
+        lines={str(key): (_typed(file, str), _typed(line, int)) for key, (file, line) in record["lines"].items()},
         traits=Traits.from_json(record["traits"]),
         growth_bytes=_time(record.get("growth_bytes")),  # not in summaries of earlier versions
         host_bytes=_time(record.get("host_bytes")),  # nor this
-        lower_bound=_text(record.get("lower_bound", "")),
+        lower_bound=_typed(record.get("lower_bound", ""), str),
     )
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r}: not a whole number")
+def _typed(value: Any, kind: type[V]) -> V:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r}: not of type {kind.__name__}")
     return value
 
 
@@ -225,32 +229,14 @@ def _time(value: Any) -> float:
     return float(value)
 
 
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{value!r}: not a boolean")
-    return value
-
-
-def _listed(values: Any) -> list[Any]:
-    if type(values) is not list:
-        raise TypeError(f"{values!r}: not a list")
-    return values
-
-
 def _filled(values: T) -> T:
     if not values:
         raise ValueError("an empty list of peaks")
     return values
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r}: not a string")
-    return value
-
-
 def _counts(values: Mapping[str, Any]) -> dict[str, int]:
-    return {str(key): _whole(value) for key, value in values.items()}
+    return {str(key): _typed(value, int) for key, value in values.items()}
 
 
 def _largest(parts: Mapping[str, int], most: int) -> dict[str, int]:

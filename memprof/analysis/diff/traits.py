@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.report.sources import Sources
-from memprof.trace.schema import NONE, Bools, Ints
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 
 #: Name for recomputed operators among the phases of ``Traits.operators``.
@@ -169,14 +169,10 @@ def _unread(step: Step) -> int:
         first, last = int(calls.first_op_id[row]), int(calls.last_op_id[row])
         if answered[last + 1] > answered[first]:
             continue
-        made = _alive_behind(storages.created_op_id, storages.freed_op_id, first, last)
-        unread += int(storages.allocated_bytes[made].sum())
+        lives_on = (storages.freed_op_id == NONE) | (storages.freed_op_id > last)
+        is_made = (storages.created_op_id >= first) & (storages.created_op_id <= last)
+        unread += int(storages.allocated_bytes[is_made & lives_on].sum())
     return unread
-
-
-def _alive_behind(created: Ints, freed: Ints, first: int, last: int) -> Bools:
-    made: Bools = (created >= first) & (created <= last) & ((freed == NONE) | (freed > last))
-    return made
 
 
 def _held(step: Step, sources: Sources) -> dict[str, tuple[int, int]]:

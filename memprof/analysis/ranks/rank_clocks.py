@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -102,7 +103,9 @@ def match_collectives(collectives: RankCollectives) -> tuple[Matched, ...]:
         what = np.stack([names.codes[rows].astype(np.int64), collectives.read_bytes[rows]]).tobytes()
         groups.setdefault((int(step[low]), what), []).append(rows)
     return tuple(
-        _matrix(collectives, np.stack(rows)) for (_, _), rows in sorted(groups.items(), key=_by_step) if len(rows) > 1
+        _matrix(collectives, np.stack(rows))
+        for (_, _), rows in sorted(groups.items(), key=itemgetter(0))
+        if len(rows) > 1
     )
 
 
@@ -130,10 +133,6 @@ def align_clocks(ranks: Ranks, matched: tuple[Matched, ...]) -> Alignment:
         error_us={rank: errors[clock_of[rank]] for rank in numbers},
         clocks=len(clocks),
     )
-
-
-def _by_step(group: tuple[tuple[int, bytes], list[Ints]]) -> tuple[int, bytes]:
-    return group[0]
 
 
 def _matrix(collectives: RankCollectives, rows: Ints) -> Matched:

@@ -12,23 +12,7 @@ from memprof.trace.files.spool import read_spool
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import Table
 
-__all__ = ["assemble_devices", "assemble_process"]
-
-
-def assemble_process(
-    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles one process's recording for the device it used most; None when no operator was recorded.
-
-    Args:
-        folder: The process's folder in the spool.
-        launch: The launch record that the parent process wrote when it started the job.
-        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
-
-    Raises:
-        OSError: The recording cannot be read.
-    """
-    return next(iter(assemble_devices(folder, launch, exit_record)), None)
+__all__ = ["assemble_devices"]
 
 
 def assemble_devices(

@@ -57,6 +57,8 @@ def build_manifest(
     start = spool.records["start"][0]
     common = describe_start(spool, launch, speed)
     usages: Mapping[str, Any] = next(reversed(spool.records.get("usages", [])), {})
+    ended, rank = exit_record or {}, str(common.rank)
+    same = ended.get("same_ranks", {}).get(rank, ())  # the ranks that it stands for, according to the parent
     host = replace(common.machine, threads=int(usages.get("threads", common.machine.threads)))
     return replace(
         common,
@@ -65,17 +67,17 @@ def build_manifest(
         optimizers=tuple(usages.get("optimizers", ())),
         usages=tuple(usages.get("seen", ())),
         backend=backend_of(recording),
-        same_ranks=_same_ranks(common.rank, exit_record),
-        between=Between.from_json((exit_record or {}).get("between", {}).get(str(common.rank), {})),
-        communicators=Communicators.from_json((exit_record or {}).get("communicators", {}).get(str(common.rank), {})),
+        same_ranks=tuple(int(other) for other in same if other != common.rank),
+        between=Between.from_json(ended.get("between", {}).get(rank, {})),
+        communicators=Communicators.from_json(ended.get("communicators", {}).get(rank, {})),
         capture=_capture(spool, exit_record, steps, ops, modules),
         window=Window(**start["window"]),
         op_times=op_times,
         notes=(
-            *_killed(exit_record),
+            *((str(ended["killed"]),) if "killed" in ended else ()),
             *_step_notes(spool, steps),
             *notes,
-            *(exit_record or {}).get("without_effect", ()),
+            *ended.get("without_effect", ()),
         ),
     )
 
@@ -123,12 +125,6 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
     )
 
 
-def _same_ranks(rank: int, exit_record: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Returns the ranks that a rank stands for, according to the parent."""
-    same = (exit_record or {}).get("same_ranks", {}).get(str(rank), ())
-    return tuple(int(other) for other in same if other != rank)
-
-
 def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
     """Returns a machine with the device that was recorded.
 
@@ -169,10 +165,6 @@ def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
         return Speed()  # written by a version that measures other quantities
 
 
-def _killed(exit_record: Mapping[str, Any] | None) -> list[str]:
-    return [str(exit_record["killed"])] if exit_record and "killed" in exit_record else []
-
-
 def _step_notes(spool: Spool, steps: Steps) -> list[str]:
     notes = []
     members = max((record["members"] for record in spool.records.get("steps", [])), default=1)
@@ -191,11 +183,7 @@ def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, 
     is_whole = bool(((steps.kind == "recorded") & steps.is_complete & (steps.first_op_id != NONE)).any())
     window = spool.records["start"][0]["window"]
     wanted = int(((steps.kind == "recorded") & steps.is_complete).sum()) >= window["steps"]
-    if end and is_whole and (wanted or end[0]["reason"] != "the window is over"):
-        is_clean = wanted
-    else:
-        is_clean = False
-    if is_clean:
+    if end and is_whole and wanted:
         return Capture(is_complete=True, reason=end[0]["reason"], exit_status=status)
     if spool.records.get("faults"):
         reason = describe_fault(spool.records["faults"][0])

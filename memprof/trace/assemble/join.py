@@ -7,7 +7,7 @@ the second part. A storage that spans the gap thus becomes two, each counted onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -74,28 +74,20 @@ def join(first: Mapping[type[Table], Table], second: Mapping[type[Table], Table]
     )
     storages, later_storages = parts.of(Storages)
     ended = np.where(storages.freed_op_id == NONE, gap.op_id[0], storages.freed_op_id)
-    made = np.where(later_storages.created_op_id == NONE, gap.op_id[1], parts.shifted(later_storages).created_op_id)
+    made = np.where(later_storages.created_op_id == NONE, gap.op_id[1], later_storages.created_op_id)
     calls, later_calls = parts.of(ModuleCalls)
-    moved = parts.shifted(later_calls)
+    moved = later_calls.replace(parent_call_id=_moved(later_calls.parent_call_id, len(calls)))
     return {
         **first,
-        Ops: Ops.joined([ops, gap, parts.shifted(later_ops)]),
+        Ops: Ops.joined([ops, gap, later_ops]),
         Storages: _numbered(
-            [
-                storages.replace(freed_op_id=ended),
-                parts.shifted(later_storages).replace(created_op_id=made),
-            ],
-            "storage_id",
+            [storages.replace(freed_op_id=ended), later_storages.replace(created_op_id=made)], "storage_id"
         ),
-        Uses: Uses.joined([parts.first(Uses), parts.shifted(parts.second(Uses))]),
-        Saved: Saved.joined([parts.first(Saved), parts.shifted(parts.second(Saved))]),
-        Memory: Memory.joined([parts.first(Memory), parts.shifted(parts.second(Memory))]),
-        ModuleCalls: _numbered(
-            [calls, moved.replace(parent_call_id=_moved(later_calls.parent_call_id, len(calls)))], "module_call_id"
-        ),
-        AllocatorEvents: _numbered(
-            [parts.first(AllocatorEvents), parts.shifted(parts.second(AllocatorEvents))], "index"
-        ),
+        Uses: Uses.joined(parts.of(Uses)),
+        Saved: Saved.joined(parts.of(Saved)),
+        Memory: Memory.joined(parts.of(Memory)),
+        ModuleCalls: _numbered([calls, moved], "module_call_id"),
+        AllocatorEvents: _numbered(parts.of(AllocatorEvents), "index"),
         Holders: parts.first(Holders),
         OutOfMemory: parts.failures(),
         Stacks: parts.stacks,
@@ -125,31 +117,24 @@ class _Parts:
         """Returns a table of the first part."""
         return _with_stacks(_table(self._first, kind), self._first_stack_rows)
 
-    def second(self, kind: type[T]) -> T:
-        """Returns a table of the second part, with its ids unchanged."""
-        return _table(self._second, kind)
-
     def of(self, kind: type[T]) -> tuple[T, T]:
-        """Returns a table of both parts."""
-        return self.first(kind), self.second(kind)
-
-    def shifted(self, table: T) -> T:
-        """Returns a table of the second part, with its ids shifted past those of the first."""
+        """Returns a table of both parts, the ids of the second shifted past those of the first."""
+        table = _table(self._second, kind)
         columns = {name: _moved(getattr(table, name), self._ops) for name in _OF_OPS if hasattr(table, name)}
         if hasattr(table, "storage_id"):
             columns["storage_id"] = _moved(table.storage_id, self._storages)
-        return _with_stacks(table.replace(**columns), self._second_stack_rows)
+        return self.first(kind), _with_stacks(table.replace(**columns), self._second_stack_rows)
 
     def failures(self) -> OutOfMemory:
         """Returns the failed requests, each from the part in which its operator ran."""
-        first, second = self.first(OutOfMemory), self.shifted(self.second(OutOfMemory))
+        first, second = self.of(OutOfMemory)
         both = OutOfMemory.joined([first, second])
         rows = np.arange(len(first))
         return both.take(np.where((second.op_id != NONE) & (first.op_id == NONE), rows + len(first), rows))
 
     def steps(self) -> Steps:
         """Returns the steps; both parts list all steps, each with the operators recorded in that part."""
-        first, second = self.first(Steps), self.shifted(self.second(Steps))
+        first, second = self.of(Steps)
         held = dict(zip(second.step.tolist(), range(len(second)), strict=True))
         rows = [
             len(first) + held[step] if step in held and second.first_op_id[held[step]] != NONE else row
@@ -187,6 +172,6 @@ def _with_stacks(table: T, rows: Ints) -> T:
     return table.replace(stack_id=rows[table.stack_id]) if hasattr(table, "stack_id") else table
 
 
-def _numbered(tables: list[T], name: str) -> T:
+def _numbered(tables: Sequence[T], name: str) -> T:
     both = type(tables[0]).joined(tables)
     return both.replace(**{name: np.arange(len(both))})

@@ -57,7 +57,7 @@ from memprof.trace.source_lines import forget_changed_sources
 def assemble_spool(
     spool: Spool, folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles a raw recording that is in memory; see ``memprof.trace.assemble.assemble_process``."""
+    """Assembles a raw recording that is in memory; see ``memprof.trace.assemble.assemble_devices``."""
     return next(iter(assemble_all(folder, spool, launch, exit_record)), None)
 
 

@@ -138,10 +138,9 @@ def _read(node: ast.Assign | ast.AnnAssign | ast.Return, before: int, *, is_in_l
 
 def _names(targets: list[ast.expr]) -> list[str]:
     return [
-        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name) and _is_bound(node)
+        node.id
+        for target in targets
+        for node in ast.walk(target)
+        # Not the name that is read in ``x[i] = ...``.
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
     ]
-
-
-def _is_bound(name: ast.Name) -> bool:
-    """Whether a name is assigned or deleted, not read as in ``x[i] = ...``."""
-    return isinstance(name.ctx, ast.Store | ast.Del)

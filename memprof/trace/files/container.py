@@ -28,7 +28,7 @@ from memprof.trace.files.columns import (
 from memprof.trace.files.reading import parse_json
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
-from memprof.trace.schema import RANK_TABLES, SCHEMA_VERSION, TABLES, Ints, Steps, Table
+from memprof.trace.schema import RANK_TABLES, SCHEMA_VERSION, TABLES, Steps, Table
 from memprof.units import format_bytes
 from memprof.version import __version__
 
@@ -56,7 +56,7 @@ class FileRank:
     @functools.cached_property
     def checker(self) -> Checker:
         """Checks the data read from the rank."""
-        return Checker(self.rows_of, self._step_numbers)
+        return Checker(self.rows_of, lambda: self.read_columns(Steps, ("step",))["step"])
 
     @functools.cached_property
     def limit_bytes(self) -> int:
@@ -66,10 +66,6 @@ class FileRank:
     def rows_of(self, kind: type[Table]) -> int:
         """Returns the row count of one of its tables."""
         return self.rows.get(_entry_name(self.folder, kind), 0)
-
-    def _step_numbers(self) -> Ints:
-        numbers: Ints = self.read_columns(Steps, ("step",))["step"]
-        return numbers
 
     @property
     def path(self) -> Path:

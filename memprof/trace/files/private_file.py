@@ -105,7 +105,7 @@ def open_private(path: str | os.PathLike[str], mode: str = "w", **options: Any) 
     Raises:
         OSError: It cannot be opened.
     """
-    return _open(path, mode, opener=_opener, **options)
+    return _open(path, mode, opener=lambda name, flags: _os_open(name, flags, FILE_MODE), **options)
 
 
 def write_private(path: str | os.PathLike[str], text: str) -> None:
@@ -127,7 +127,3 @@ def make_private_folder(path: Path) -> None:
     if not path.parent.exists():
         make_private_folder(path.parent)  # with parents=True, those would follow the umask
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
-
-
-def _opener(path: str, flags: int) -> int:
-    return _os_open(path, flags, FILE_MODE)

@@ -88,7 +88,9 @@ class SpoolWriter:
         try:
             import fcntl  # imported on use: recordings are also read on systems without it
 
-            high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _first_high_descriptor())
+            limit = os.sysconf("SC_OPEN_MAX")  # the current soft limit, or -1 without one
+            highest = min(limit, _HIGHEST_DESCRIPTOR) if limit > 0 else _HIGHEST_DESCRIPTOR
+            high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(highest - _HIGH_DESCRIPTORS, 0))
         except (ImportError, OSError):  # the job has reached its descriptor limit
             return file
         os.close(file)
@@ -139,12 +141,3 @@ class SpoolWriter:
             os.ftruncate(file, self._end)  # a full disk must not leave half a frame before later ones
             raise
         self._end += len(frame)
-
-
-def _first_high_descriptor() -> int:
-    """Returns where to start looking for a descriptor number for the recording."""
-    limit = os.sysconf("SC_OPEN_MAX")  # the current soft limit, or -1 without one
-    return (
-        max(min(limit, _HIGHEST_DESCRIPTOR) if limit > 0 else _HIGHEST_DESCRIPTOR, _HIGH_DESCRIPTORS)
-        - _HIGH_DESCRIPTORS
-    )

@@ -150,7 +150,8 @@ def _filled(path: Path, *, is_private: bool) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
-                _flush(file)
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())  # so that a full disk is noticed before the rename
             if is_private:
                 file.chmod(FILE_MODE if file.is_file() else FOLDER_MODE)
         if path.is_dir():
@@ -166,9 +167,3 @@ def _filled(path: Path, *, is_private: bool) -> Iterator[Path]:
         raise
     if old.is_dir():
         shutil.rmtree(old)
-
-
-def _flush(file: Path) -> None:
-    """Flushes a file to disk, so that a full disk is noticed before the rename."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())

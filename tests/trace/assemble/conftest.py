@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from memprof.trace.assemble import assemble_process
+from memprof.trace.assemble import assemble_devices
 from memprof.trace.files.spool import COLUMNS, FORWARD, MUTATE, READ, WRITE, Spool, read_spool
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Manifest
@@ -157,7 +157,7 @@ class RawJob:
     def assemble(self, exit_record: dict[str, Any] | None = None) -> Assembled:
         """Writes the recording and assembles it."""
         self.write()
-        assembled = assemble_process(self.folder, {}, exit_record)
+        assembled = next(iter(assemble_devices(self.folder, {}, exit_record)), None)
         assert assembled is not None
         return assembled
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from memprof.replay.live import live_bytes
-from memprof.trace.assemble import assemble_process
+from memprof.trace.assemble import assemble_devices
 from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.files.spool import BACKWARD, FLAG_VIEW, GRADIENT, INPUT, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER
 from memprof.trace.manifest import Capture
@@ -131,7 +131,7 @@ def test_nothing_is_made_of_a_recording_without_operators(raw_job: RawJob) -> No
     """A process that imported torch and trained nothing has no trace."""
     raw_job.event(5, X, 64, 64)
     raw_job.write()
-    assert assemble_process(raw_job.folder, {}, None) is None
+    assert assemble_devices(raw_job.folder, {}, None) == []
 
 
 def test_operators_after_the_last_heard_event_are_left_out(raw_job: RawJob) -> None:

@@ -66,18 +66,15 @@ def emit(plan_path: Path, target: str, output: Path | None, force: bool, batch: 
     notify(f"wrote {output}")
 
 
-def emitted_or_refused(
-    plan: Plan, target: str, source: str, *, output: Path | None = None, batch: int = 0, module: str = "under_plan"
-) -> Emitted:
+def emitted_or_refused(plan: Plan, target: str, source: str, *, output: Path | None = None, batch: int = 0) -> Emitted:
     """Exports a plan to a format, and prints on stderr what is not expressible in it.
 
     Args:
         plan: The plan.
         target: Name of the format.
         source: Name of the plan.
-        output: The file to write; its name is the module to import.
+        output: The file to write; its name is the module to import, ``under_plan`` without one.
         batch: Samples in the whole batch; 0 if unknown.
-        module: Name of the module to import, where no file is given.
 
     Raises:
         UsageError: The plan is empty, or nothing of it is expressible in the format.
@@ -89,8 +86,7 @@ def emitted_or_refused(
     form = target_named(target)
     if not plan.policies:
         raise UsageError(f"nothing to write: {source} has no policies.")
-    if output is not None and output.stem.isidentifier():
-        module = output.stem
+    module = output.stem if output is not None and output.stem.isidentifier() else "under_plan"
     emitted = form.emit(Request(in_own_names(plan), source, module, batch))
     if not emitted.expressed:
         raise UsageError(f"{form.title} can express nothing of {source}: {' '.join(emitted.cannot)}")

@@ -222,7 +222,8 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
     modules, phases = marks["module"].tolist(), marks["phase"].tolist()
     calls, sequence = marks["call"].tolist(), marks["sequence"].tolist()
     node_of = [_module_of(sequence, modules, number) for number in nodes["sequence"].tolist()]
-    _carry(node_of, nodes["sequence"].tolist())
+    for row in (np.flatnonzero(nodes["sequence"][1:] < 0) + 1).tolist():
+        node_of[row] = node_of[row - 1]  # nodes without a number accumulate gradients of the preceding node
     node_name = nodes["name"].tolist()
     regions: list[Region] = []
     mark, since, last = NONE, 0, NONE
@@ -261,13 +262,6 @@ def _edges(mark_ns: Ints, begin_ns: Ints, end_ns: Ints, last_ns: int) -> Iterato
     order = np.argsort(moments, kind="stable")  # at equal times, ends come first
     yield from zip(moments[order].tolist(), kinds[order].tolist(), rows[order].tolist(), strict=True)
     yield max(last_ns, int(moments.max(initial=0))), _MARK, NONE
-
-
-def _carry(module_of_node: list[int], sequence: list[int]) -> None:
-    """Assigns nodes without a number, which accumulate gradients, the module of the preceding node."""
-    for row in range(1, len(sequence)):
-        if sequence[row] < 0:
-            module_of_node[row] = module_of_node[row - 1]
 
 
 def _module_of(sequence: list[int], modules: list[int], node: int) -> int:
