@@ -41,7 +41,7 @@ class CellMagic:
         add(
             "--report",
             choices=("timeline", "text", "html", "none"),
-            default=_default_report(shell),
+            default="timeline" if getattr(shell, "kernel", None) is not None else "text",
             help="show the timeline, the report as text, the report as a page with figures, or neither (default: "
             "timeline; text in a terminal)",
         )
@@ -75,10 +75,6 @@ class CellMagic:
 def register(shell: Any) -> None:
     """Registers the magic with a shell."""
     shell.register_magic_function(CellMagic(shell), "cell", "memprof")
-
-
-def _default_report(shell: Any) -> str:
-    return "timeline" if getattr(shell, "kernel", None) is not None else "text"  # a terminal draws no figures
 
 
 def _end(recording: InlineRecording, failed: BaseException | None, report: str, *, shows_widget: bool) -> None:

@@ -18,7 +18,7 @@ from memprof.launch import child
 from memprof.launch.inline import InlineRecording
 from memprof.launch.outcome.plan_marks import policy_at_fault
 from memprof.launch.outcome.plan_verdict import Ended, add_budget, add_plan
-from memprof.launch.outcome.verdict import Verdict, describe_recording
+from memprof.launch.outcome.verdict import describe_recording
 from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.recorder.machine import find_rank
 from memprof.trace.store import Trace
@@ -157,7 +157,8 @@ class Session:
             verdict = add_budget(verdict, job, job.plan.budget_bytes, recording.path, "")
         # Each rank writes its own file; only one prints.
         if find_rank(os.environ)[0] == 0:
-            self._say_verdict(verdict)
+            if sys.stderr is not None:
+                print(verdict, file=sys.stderr, flush=True)
             if self.request.budget and error is None:
                 self._plan(trace)
 
@@ -182,10 +183,6 @@ class Session:
         self.fit = fit = find_fit(trace, self.request)
         for sentence in (*fit.sentences(), *self.more_sentences(fit)):
             self.say(sentence)
-
-    def _say_verdict(self, verdict: Verdict) -> None:
-        if sys.stderr is not None:
-            print(verdict, file=sys.stderr, flush=True)
 
     def _at_exit(self) -> None:
         if os.getpid() == self._process:

@@ -30,7 +30,7 @@ from memprof.analysis.table import (
 )
 from memprof.cli.main import main
 from memprof.cli.page import Page
-from memprof.cli.pages.diff.diff_markdown import table_lines
+from memprof.cli.pages.diff.diff_page import table_lines
 from memprof.cli.pages.html_page import html_table
 from tests.json_outputs import SCHEMAS
 

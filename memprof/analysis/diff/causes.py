@@ -234,39 +234,33 @@ def gradients_in_forward(base: Summary, head: Summary) -> Iterator[Cause]:
 
 def held_tensors(base: Traits, head: Traits) -> Iterator[Cause]:
     """Reports forward tensors that are still referenced when the step ends."""
-    (tensors, size), (more, grown) = _sums(base.held), _sums(head.held)
-    more, grown = more - tensors, grown - size
-    if not more or abs(grown) < LEAST_LEAK_BYTES or grown * more < 0:
-        return
-    lines = _names_of_more(head.held, base.held) if more > 0 else _names_of_more(base.held, head.held)
-    yield Cause(
-        "held",
-        f"forward tensors still referenced when the step ends: {_more(more)}, {format_bytes(abs(grown))}"
-        f"{_made_at(lines)}",
-        grown,
-    )
+    if change := _tensors_more(base.held, head.held, LEAST_LEAK_BYTES):
+        words, lines, grown = change
+        yield Cause("held", f"forward tensors still referenced when the step ends: {words}{_made_at(lines)}", grown)
 
 
 def tensors_outside(base: Summary, head: Summary) -> Iterator[Cause]:
     """Reports tensors that are live over the whole step and belong to neither the model nor the optimizer."""
-    before, after = base.traits.outside, head.traits.outside
-    (tensors, size), (more, grown) = _sums(before), _sums(after)
-    more, grown = more - tensors, grown - size
-    if not more or abs(grown) < max(LEAST_LEAK_BYTES, _LEAST_OUTSIDE * base.peak.bytes) or grown * more < 0:
-        return
-    shapes = _names_of_more(after, before) if more > 0 else _names_of_more(before, after)
-    yield Cause(
-        "held",
-        "tensors live over the whole step, other than parameters, gradients, buffers and optimizer state: "
-        f"{_more(more)}, {format_bytes(abs(grown))} (shapes such as {', '.join(shapes[:3]) or 'unknown'})",
-        grown,
-    )
+    least_bytes = max(LEAST_LEAK_BYTES, _LEAST_OUTSIDE * base.peak.bytes)
+    if change := _tensors_more(base.traits.outside, head.traits.outside, least_bytes):
+        words, shapes, grown = change
+        yield Cause(
+            "held",
+            "tensors live over the whole step, other than parameters, gradients, buffers and optimizer state: "
+            f"{words} (shapes such as {', '.join(shapes[:3]) or 'unknown'})",
+            grown,
+        )
 
 
-def _sums(held: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Returns the number of tensors, and their bytes."""
-    return sum(count for count, _ in held.values()), sum(size for _, size in held.values())
-
-
-def _more(count: int) -> str:
-    return f"{count} more" if count > 0 else f"{-count} fewer"
+def _tensors_more(
+    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], least_bytes: float
+) -> tuple[str, list[str], int] | None:
+    """Returns how many tensors more or fewer there are, in words, their names and bytes; None below a size."""
+    more, grown = (sum(one[place] for one in after.values()) for place in (0, 1))
+    more -= sum(count for count, _ in before.values())
+    grown -= sum(size for _, size in before.values())
+    if not more or abs(grown) < least_bytes or grown * more < 0:
+        return None
+    words = f"{more} more" if more > 0 else f"{-more} fewer"
+    names = _names_of_more(after, before) if more > 0 else _names_of_more(before, after)
+    return f"{words}, {format_bytes(abs(grown))}", names, grown

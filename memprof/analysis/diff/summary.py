@@ -90,6 +90,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
     parts = {op_id: splits.at(hold_at(step, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
     spots = {name: _spot(moment, parts[moment.op_id]) for name, moment in moments.items()}
     lines = {line.place: (line.file, line.line) for frames in sources.user_frames for line in frames[:1]}
+    state_names = step.storages.name[step.storages.category == "optimizer_state"]
     held = {place for spot in spots.values() for place in spot.parts["source"]}
     again = step.ops.is_recompute
     recompute = step.ops.duration_us[again]
@@ -107,7 +108,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
         reserved_bytes=reserved,
         parameter_bytes=int(step.modules.parameter_bytes.sum()),
         dtypes=_dtypes(step, maxima),
-        states=_states(step),
+        states=tuple(sorted({str(name).rpartition(".")[2] for name in state_names if name})),
         step_peaks=(spots[PEAK].bytes,),
         start_bytes=step.bytes_at_start(),
         recomputed_ops=int(again.sum()),
@@ -177,8 +178,3 @@ def _dtypes(step: Step, maxima: Mapping[str, CategoryMaximum]) -> dict[str, dict
             sums[dtype or "unknown"] += size
         found[category] = {dtype: size for dtype, size in sums.items() if size}
     return found
-
-
-def _states(step: Step) -> tuple[str, ...]:
-    names = step.storages.name[step.storages.category == "optimizer_state"]
-    return tuple(sorted({str(name).rpartition(".")[2] for name in names if name}))

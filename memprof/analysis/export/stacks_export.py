@@ -182,10 +182,6 @@ def _module_paths(modules: Modules) -> dict[int, tuple[Frame, ...]]:
         chain = [module]
         while parents.get(chain[-1], NONE) not in (NONE, *chain):  # a damaged table may contain a cycle
             chain.append(parents[chain[-1]])
-        paths[module] = tuple(_module_frame(modules, one) for one in reversed(chain))
+        titles = ((str(modules.name[one]), str(modules.type[one])) for one in reversed(chain))
+        paths[module] = tuple(Frame(f"{name} ({kind})" if name else kind) for name, kind in titles)
     return paths
-
-
-def _module_frame(modules: Modules, module: int) -> Frame:
-    name, kind = str(modules.name[module]), str(modules.type[module])
-    return Frame(f"{name} ({kind})" if name else kind)

@@ -66,7 +66,9 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
     Raises:
         BadInputError: None of the ranks contains an operator or a step, or a table is damaged.
     """
-    offsets = _offsets(trace)
+    offsets: dict[int, float] = {}
+    if len(trace.ranks) > 1:
+        offsets = align_clocks(trace.summary(Ranks), match_collectives(trace.summary(RankCollectives))).offset_us
     starts = [earliest_us(trace.fresh(rank)) + offsets.get(rank, 0.0) for rank in ranks]
     base_us = min((start for start in starts if math.isfinite(start)), default=math.nan)
     if math.isnan(base_us):
@@ -84,12 +86,6 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
             yield from _rank_events(one, place, base_us - offsets.get(rank, 0.0), lives)
 
     write_events(file, events(), about)
-
-
-def _offsets(trace: Trace) -> dict[int, float]:
-    if len(trace.ranks) == 1:
-        return {}
-    return align_clocks(trace.summary(Ranks), match_collectives(trace.summary(RankCollectives))).offset_us
 
 
 def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[list[str]]:

@@ -85,16 +85,12 @@ def peaks(compared: RankComparison, rows: int, reported: int | None = None) -> F
     columns = tuple(one for one in rank_columns(compared, reported) if one.key != "node" or has_nodes)
     if len(compared.ranks) <= rows:
         return FactTable(columns, compared.ranks)
-    ordered = by_peak(compared)
+    # Those without a peak come last.
+    ordered = sorted(compared.ranks, key=lambda one: (one.peak_bytes is None, -(one.peak_bytes or 0), one.rank))
     table = FactTable(columns, [*ordered[: rows - 1], ordered[-1]])
     table.add("rest", rank=Cell("..."), remarks=Cell(f"{len(ordered) - rows:,} ranks between"))
     table.rows[-2:] = reversed(table.rows[-2:])
     return table
-
-
-def by_peak(compared: RankComparison) -> list[RankPeak]:
-    """Returns the ranks, the highest peak first; those without one come last."""
-    return sorted(compared.ranks, key=lambda one: (-1 if one.peak_bytes is None else -one.peak_bytes - 2, one.rank))
 
 
 def spread_columns(head: str = "part") -> tuple[Column, ...]:

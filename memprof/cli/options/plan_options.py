@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from memprof.cli.options.command_classes import option
+from memprof.cli.options.command_classes import add_all, option
 from memprof.cli.options.shared_options import also_option
 from memprof.errors import PolicyError, UsageError
 from memprof.policies.registry import policy_types
@@ -34,24 +34,18 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
     Args:
         envvar: Environment variable with the plan file, used if the option is not given.
     """
-
-    def decorate(command: F) -> F:
-        command = option(
-            "--world-size",
+    policies = (
+        option(
+            f"--{kind.name}",
             group=_GROUP,
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Number of ranks for --shard, or for the plan's shard.",
-        )(command)
-        for kind in reversed(policy_types()):
-            command = option(
-                f"--{kind.name}",
-                group=_GROUP,
-                multiple=True,
-                metavar=kind.flag_example or "SETTINGS",
-                help=_sentence(kind.flag_help),
-            )(command)
-        return option(
+            multiple=True,
+            metavar=kind.flag_example or "SETTINGS",
+            help=_sentence(kind.flag_help),
+        )
+        for kind in policy_types()
+    )
+    return add_all(
+        option(
             "--plan",
             "plan_path",
             group=_GROUP,
@@ -59,9 +53,16 @@ def plan_options(*, envvar: str | None = None) -> Callable[[F], F]:
             envvar=envvar,
             metavar="FILE",
             help="Plan file (TOML); the flags below add policies to it.",
-        )(command)
-
-    return decorate
+        ),
+        *policies,
+        option(
+            "--world-size",
+            group=_GROUP,
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Number of ranks for --shard, or for the plan's shard.",
+        ),
+    )
 
 
 def chosen_plan(plan_path: Path | None, flags: Mapping[str, Any]) -> Plan | None:
@@ -127,7 +128,7 @@ def size_options(command: F) -> F:
 
     The command takes ``batch``, ``length``, ``lengths`` and ``also``, and builds an ``RequestedSize`` from them.
     """
-    options = (
+    return add_all(
         option(
             "--at-batch",
             "batch",
@@ -152,10 +153,7 @@ def size_options(command: F) -> F:
             help="Plan for a data set's longest batch: a file with one length, or one batch's lengths, per line.",
         ),
         also_option("Another size"),
-    )
-    for add in reversed(options):
-        command = add(command)
-    return command
+    )(command)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from memprof.analysis.diff.budget import BudgetVerdict
 from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget, unused_file
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.plan_rows import stages
-from memprof.analysis.plans.predict import Forecast, Side, commands_under, words_for_record
+from memprof.analysis.plans.predict import Forecast, commands_under, words_for_record
 from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES, changes, counters
 from memprof.analysis.plans.verify import Verification, describe_short
 from memprof.analysis.report.moments import Moment
@@ -49,7 +49,8 @@ def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Pa
     page.warn(*made.warnings)
     at = made.basis.at
     page.say(f"{f'peak at {at}:' if at else 'peak recorded: '} {_placed(before.peak)}")
-    page.say(f"peak predicted: {_placed(after.peak)}{'' if _has_moved(before, after) else ', as before'}")
+    places = {(one.peak.phase, one.peak.op, one.peak.module) for one in (before, after)}
+    page.say(f"peak predicted: {_placed(after.peak)}{', as before' if len(places) == 1 else ''}")
     interval = made.plan.interval
     if interval is not None and not interval.is_exact:
         bounds = format_bytes_between(interval.least_bytes, interval.most_bytes)
@@ -127,14 +128,6 @@ def _forecast_verdict(made: Forecast) -> str:
 
 def _placed(moment: Moment) -> str:
     return f"step {moment.step}, {moment.describe()}"
-
-
-def _has_moved(before: Side, after: Side) -> bool:
-    return (before.peak.phase, before.peak.op, before.peak.module) != (
-        after.peak.phase,
-        after.peak.op,
-        after.peak.module,
-    )
 
 
 def _times(before: float, after: float) -> str:

@@ -154,16 +154,13 @@ def active_peaks(memory_events: DeviceEvents, timeline: Timeline, allocated: Int
     waiting = np.concatenate(([0], np.maximum(latest, 0)[:-1]))
     peak = allocated + waiting
     allocations = known[history.is_allocating[known]]
-    after = _allocated_after(memory_events)[event[allocations]] + pending[allocations]
+    # The allocator's own counter, or the running sum without one.
+    summed = int(memory_events.alive_bytes.sum()) + np.cumsum(memory_events.size_bytes)
+    allocated_after = np.where(memory_events.total < 0, summed, memory_events.total)
+    after = allocated_after[event[allocations]] + pending[allocations]
     own = np.full(len(allocated), NONE, dtype=np.int64)
     np.maximum.at(own, rows[allocations], after)
     return np.where(own == NONE, peak, np.maximum(own, allocated))
-
-
-def _allocated_after(memory_events: DeviceEvents) -> Ints:
-    """Returns the allocated bytes after each event: the allocator's own counter, or the running sum without one."""
-    summed = int(memory_events.alive_bytes.sum()) + np.cumsum(memory_events.size_bytes)
-    return np.where(memory_events.total < 0, summed, memory_events.total)
 
 
 def _latest(values: Ints, rows: Ints, count: int) -> Ints:

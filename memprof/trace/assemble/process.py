@@ -54,13 +54,6 @@ from memprof.trace.schema import (
 from memprof.trace.source_lines import forget_changed_sources
 
 
-def assemble_spool(
-    spool: Spool, folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> tuple[Manifest, dict[type[Table], Table]] | None:
-    """Assembles a raw recording that is in memory; see ``memprof.trace.assemble.assemble_devices``."""
-    return next(iter(assemble_all(folder, spool, launch, exit_record)), None)
-
-
 def assemble_all(
     folder: Path, spool: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
 ) -> list[tuple[Manifest, dict[type[Table], Table]]]:
@@ -211,13 +204,6 @@ Formula = Callable[[tuple[int, ...], int, int, dict[str, Any]], int]
 # parameter (or a copy of its gradient), plus a scalar tensor per parameter (``step``).
 
 
-def _elements(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
 def _copies(count: int, scalars: int, *also_if: str) -> Formula:
     """Returns the formula for a number of tensors like the parameter, one more per enabled setting, and scalars."""
 
@@ -225,7 +211,7 @@ def _copies(count: int, scalars: int, *also_if: str) -> Formula:
         tensors = count + sum(bool(settings.get(name)) for name in also_if)
         # A fused kernel counts its steps in float32, whatever the default type.
         width = 4 if settings.get("fused") else scalar
-        return tensors * _elements(sizes) * item + scalars * width
+        return tensors * math.prod(sizes) * item + scalars * width
 
     return state_bytes
 
@@ -233,8 +219,8 @@ def _copies(count: int, scalars: int, *also_if: str) -> Formula:
 def _adafactor(sizes: tuple[int, ...], item: int, scalar: int, settings: dict[str, Any]) -> int:
     """Returns the state of a factored optimizer: row and column variances of a matrix, the full size otherwise."""
     if len(sizes) < 2:
-        return _elements(sizes) * item + scalar
-    rows, columns = _elements(sizes[:-1]), _elements((*sizes[:-2], sizes[-1]))
+        return math.prod(sizes) * item + scalar
+    rows, columns = math.prod(sizes[:-1]), math.prod((*sizes[:-2], sizes[-1]))
     return (rows + columns) * item + scalar
 
 

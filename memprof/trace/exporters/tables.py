@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.exporters.trace_events import whole_text
-from memprof.trace.files.coded import Coded
 from memprof.trace.files.container import columns_of
 from memprof.trace.files.parquet import encode_columns, encode_table
 from memprof.trace.schema import NONE, RANK_TABLES, SCHEMA_VERSION, TABLES, Column, Table
@@ -139,7 +138,13 @@ def _write_csv(path: Path, kind: type[Table], values: dict[str, Any]) -> int:
     rows = len(values[columns[0].name])
     if any(len(values[column.name]) != rows for column in columns):
         raise BadInputError(f"the columns of table {kind.table_name!r} differ in length.")
-    safe = {column.name: _safe_texts(values[column.name]) for column in columns if column.kind == "text"}
+    safe = {
+        column.name: pa.array(
+            [_safe(text) if text else None for text in values[column.name].distinct.tolist()], type=pa.string()
+        )
+        for column in columns
+        if column.kind == "text"
+    }
     schema = pa.schema([(column.name, _TYPES[column.kind]) for column in columns])
     with pa_csv.CSVWriter(str(path), schema) as writer:
         for low in range(0, rows, _CHUNK):
@@ -165,10 +170,6 @@ def _array(column: Column, values: Any, texts: Any, rows: slice) -> Any:
     part = values[rows]
     mask = {"id": lambda: part == NONE, "float": lambda: np.isnan(part)}.get(column.kind)
     return pa.array(part, type=_TYPES[column.kind], mask=None if mask is None else mask())
-
-
-def _safe_texts(coded: Coded) -> Any:
-    return pa.array([_safe(text) if text else None for text in coded.distinct.tolist()], type=pa.string())
 
 
 def _safe(text: str) -> str:

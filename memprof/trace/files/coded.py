@@ -132,15 +132,12 @@ def stored_name(name: str, suffix: str) -> str:
 def differences(values: Ints) -> Ints:
     """Returns the first value and the differences that follow; they wrap around, so any values can be coded.
 
+    Their running sum restores the values.
+
     Args:
         values: Shape (n,).
     """
     return np.diff(values, prepend=np.zeros(1, dtype=np.int64))
-
-
-def from_differences(coded: Ints) -> Ints:
-    """Decodes ``differences``."""
-    return np.cumsum(coded, dtype=np.int64)
 
 
 def distances(values: Ints) -> tuple[Ints, Ints]:

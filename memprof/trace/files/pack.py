@@ -94,7 +94,8 @@ class _Tally:
         """
         for manifest, tables in spool.ranks(self.faults):
             if not self.manifests:
-                self.steps_recorded = _recorded_steps(tables)
+                steps = tables.get(Steps)
+                self.steps_recorded = int((steps.kind == "recorded").sum()) if isinstance(steps, Steps) else 0
             self.manifests.append(manifest)
             for kind in self.rows:
                 self.rows[kind] += len(tables[kind]) if kind in tables else 0
@@ -124,8 +125,3 @@ def _message(output: Path, tally: _Tally) -> str:
         reason = f": {capture.reason}" if capture.reason else ""
         message += f" The recording ends early{place}{reason}."
     return message
-
-
-def _recorded_steps(tables: Mapping[type[Table], Table]) -> int:
-    steps = tables.get(Steps)
-    return int((steps.kind == "recorded").sum()) if isinstance(steps, Steps) else 0

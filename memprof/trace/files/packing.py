@@ -19,7 +19,6 @@ from memprof.trace.files.coded import (
     Codings,
     differences,
     distances,
-    from_differences,
     from_distances,
     metadata_of,
     stored_name,
@@ -77,7 +76,7 @@ class _Packer:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._numbers: dict[str, tuple[bool, Ints, Bools | None]] = {}
+        self._numbers: dict[str, tuple[bool, Ints, Bools]] = {}
         self.stored: dict[str, pa.Array[Any]] = {}
         self.encodings: dict[str, str] = {}
         self.same: dict[str, str] = {}
@@ -114,12 +113,12 @@ class _Packer:
                 self._store(column.name, to_arrow(column, values), "BYTE_STREAM_SPLIT")
                 return
             values = np.where(known, rounded(values) * TICKS_PER_US, 0).astype(np.int64)
-        mask = None if known.all() else ~known
-        for name, (is_other_time, other, other_mask) in self._numbers.items():
-            if is_other_time == is_time and np.array_equal(other, values) and _are_equal(mask, other_mask):
+        for name, (is_other_time, other, other_known) in self._numbers.items():
+            if is_other_time == is_time and np.array_equal(other, values) and np.array_equal(other_known, known):
                 self.same[column.name] = name
                 return
-        self._numbers[column.name] = is_time, values, mask
+        self._numbers[column.name] = is_time, values, known
+        mask = None if known.all() else ~known
         suffix = TICKS if is_time else ""
         self._store_smallest(column.name, suffix, values if mask is None else values[known], mask)
 
@@ -142,10 +141,6 @@ class _Packer:
     def _store(self, name: str, values: pa.Array[Any], encoding: str) -> None:
         self.stored[name] = values
         self.encodings[name] = encoding
-
-
-def _are_equal(mask: Bools | None, other: Bools | None) -> bool:
-    return mask is other if mask is None or other is None else np.array_equal(mask, other)
 
 
 def _spread(known: Ints, mask: Bools) -> pa.Array[Any]:
@@ -186,7 +181,7 @@ def restored(column: Column, codings: Codings, stored: pa.Table) -> Any:
             raise ValueError(f"column {column.name!r} cannot be coded")
         known = numbers if is_known is None else numbers[is_known]
         if DIFFERENCES in suffix:
-            known = from_differences(known)
+            known = np.cumsum(known, dtype=np.int64)
         else:
             new = _joined(stored, names[1], pa.int64())
             known = from_distances(known, _numbers(new, dtype)[: len(new) - new.null_count])

@@ -62,18 +62,11 @@ def render(found: Diff, form: str, rows: int, *, explains: bool, names: tuple[st
         from memprof.cli.pages.diff.diff_data import diff_to_junit
 
         return diff_to_junit(found)
-    if form in ("markdown", "github", "html"):
-        from memprof.cli.pages.diff import diff_markdown
-
-        write = {
-            "markdown": diff_markdown.to_markdown,
-            "github": diff_markdown.to_github,
-            "html": diff_markdown.to_html,
-        }[form]
-        return write(found, rows, names)
     from memprof.cli.page import Page
-    from memprof.cli.pages.diff.diff_page import fill_diff
+    from memprof.cli.pages.diff.diff_page import fill_diff, to_github, to_html, to_markdown
 
+    if form != "text":
+        return {"markdown": to_markdown, "github": to_github, "html": to_html}[form](found, rows, names)
     page = Page.for_stdout()
     fill_diff(page, found, rows, explains=explains, names=names)
     return page.render()

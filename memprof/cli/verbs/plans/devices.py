@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.options.search_options import budget_options, read_budget
+from memprof.cli.options.shared_options import force_option, json_option, write_option
 from memprof.trace.files.place import find_place, refuse_existing
 
 
@@ -19,17 +20,11 @@ Examples:
 )
 @click.argument("trace", type=click.Path(), metavar="TRACE")
 @budget_options
-@click.option(
-    "--write",
-    "written",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the fastest strategy over the fewest devices that fit to this TOML file.",
-)
-@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+@write_option("Write the fastest strategy over the fewest devices that fit to this TOML file.")
+@force_option
 @click.option("--step", "step_number", type=click.IntRange(min=0), metavar="N", help="Divide this step.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Divide the job of this rank.")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@json_option
 def devices(
     trace: str,
     budget: str | None,

@@ -44,7 +44,7 @@ def suggest(ctx: click.Context, /, compares_planners: bool, **flags: Any) -> int
     """
     begun = time.monotonic()
     if compares_planners:
-        from memprof.cli.pages.compare_page import show_comparison
+        from memprof.cli.pages.suggest_page import show_comparison
 
         own = ("compares_planners", "trace", "step_number", "rank", "time_limit", "is_json")
         refuse_others(ctx, own, lambda _: "does not apply to --compare-planners: leave one of them out")
@@ -63,11 +63,11 @@ def suggest(ctx: click.Context, /, compares_planners: bool, **flags: Any) -> int
     search_request = read_search_request(**given.search_flags)
     refuse_light(opened)
     if lacks_operators(opened):
-        from memprof.cli.pages.snapshot_page import suggest_for_snapshot
+        from memprof.cli.pages.incomplete_page import suggest_for_snapshot
 
         return suggest_for_snapshot(opened, search_request, given)
     if given.step_number is None and opened.recorded_steps and not has_whole_step(opened):
-        from memprof.cli.pages.partial_page import suggest_for_partial
+        from memprof.cli.pages.incomplete_page import suggest_for_partial
 
         return suggest_for_partial(opened, search_request, is_json=given.is_json)
     if given.cluster is not None:

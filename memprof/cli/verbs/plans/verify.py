@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memprof.cli.options.shared_options import json_option
+
 if TYPE_CHECKING:
     from memprof.policies.plan.plan import Plan
 
@@ -20,7 +22,7 @@ Examples:
 )
 @click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 @click.argument("traces", type=click.Path(), nargs=-1, required=True, metavar="[RUN] HEAD")
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON: bytes, microseconds, stable keys.")
+@json_option
 def verify(plan_path: Path, traces: tuple[str, ...], is_json: bool) -> int:
     """Compare a plan's prediction with a run under it.
 

@@ -19,7 +19,7 @@ from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
 from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.phases import phase_names
-from memprof.trace.assemble.process import assemble_spool
+from memprof.trace.assemble.process import assemble_all
 from memprof.trace.files.private_file import describe_fault
 from memprof.trace.files.spool import LIGHT_FOLDER, RING_PREFIX, SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE, Spool, read_spool
 from memprof.trace.importers.columns import Annotation
@@ -96,10 +96,10 @@ def _stretch_tables(
     stretch = choose_stretch(folder)
     if stretch is None:
         return {}
-    found = assemble_spool(ordinary_spool(main, stretch), folder, launch, exit_record)
-    if found is None:
+    found = assemble_all(folder, ordinary_spool(main, stretch), launch, exit_record)
+    if not found:
         return {}
-    tables = found[1]
+    tables = found[0][1]
     return {**tables, Storages: _categorised(cast(Storages, tables[Storages]), cast(Ops, tables[Ops]))}
 
 

@@ -221,7 +221,9 @@ def cut_regions(spool: Spool, end_ns: int) -> list[Region]:
     marks, nodes = spool.columns("marks"), spool.columns("nodes")
     modules, phases = marks["module"].tolist(), marks["phase"].tolist()
     calls, sequence = marks["call"].tolist(), marks["sequence"].tolist()
-    node_of = [_module_of(sequence, modules, number) for number in nodes["sequence"].tolist()]
+    # The module that was running when autograd created a node, found by the sequence counter.
+    places = (bisect_right(sequence, number) - 1 if number >= 0 else NONE for number in nodes["sequence"].tolist())
+    node_of = [modules[place] if place >= 0 else NONE for place in places]
     for row in (np.flatnonzero(nodes["sequence"][1:] < 0) + 1).tolist():
         node_of[row] = node_of[row - 1]  # nodes without a number accumulate gradients of the preceding node
     node_name = nodes["name"].tolist()
@@ -262,9 +264,3 @@ def _edges(mark_ns: Ints, begin_ns: Ints, end_ns: Ints, last_ns: int) -> Iterato
     order = np.argsort(moments, kind="stable")  # at equal times, ends come first
     yield from zip(moments[order].tolist(), kinds[order].tolist(), rows[order].tolist(), strict=True)
     yield max(last_ns, int(moments.max(initial=0))), _MARK, NONE
-
-
-def _module_of(sequence: list[int], modules: list[int], node: int) -> int:
-    """Returns the module that was running when autograd created a node, found by the sequence counter."""
-    place = bisect_right(sequence, node) - 1 if node >= 0 else NONE
-    return modules[place] if place >= 0 else NONE

@@ -71,7 +71,9 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     memory_events = recording.memory_events
     lives, elsewhere = _known_and_unknown(recording)
     touches = find_touches(recording, lives)
-    is_repeated = wrapped_twice(timeline, lives, _own_start(recording))
+    # Of each row's own operator; for memory between operators, the start of the row.
+    start_ns = np.where(recording.is_real, recording.raw["start_ns"][recording.before], timeline.start_ns)
+    is_repeated = wrapped_twice(timeline, lives, start_ns)
     lives, become, is_void = merge_lives(timeline, lives, in_place_sums(recording, lives, touches, partners))
     is_void[lives.born[is_repeated]] = True
     is_void[lives.died[is_repeated]] = True
@@ -176,11 +178,6 @@ def memory_samples(recording: Recording, counter: Counter) -> Memory:
         reserved_bytes=reserved_peaks(recording.memory_events, recording.timeline),
         host_rss_bytes=rss,
     )
-
-
-def _own_start(recording: Recording) -> Ints:
-    """Returns the start of each row's own operator; for memory between operators, the start of the row."""
-    return np.where(recording.is_real, recording.raw["start_ns"][recording.before], recording.timeline.start_ns)
 
 
 def _known_and_unknown(recording: Recording) -> tuple[BlockLives, Elsewhere]:
