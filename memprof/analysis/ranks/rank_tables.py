@@ -99,6 +99,9 @@ def spread_columns(head: str = "part") -> tuple[Column, ...]:
     def name(one: Spread) -> str | Cell:
         return Cell(one.name, category=one.name) if head == "category" else one.name
 
+    def imbalance(one: Spread) -> str:
+        return "" if math.isinf(one.imbalance) else f"+{format_percent(one.imbalance)}"
+
     return (
         Column("name", None, TEXT, lambda one: one.name or None),
         shown(head, NAME, name, missing=OUTSIDE, key="part"),
@@ -106,15 +109,11 @@ def spread_columns(head: str = "part") -> tuple[Column, ...]:
         Column("median_bytes", "median", BYTES, attrgetter("median")),
         Column("most_bytes", "max", BYTES, attrgetter("most")),
         shown("spread", BYTES, attrgetter("bytes")),
-        shown("max to median", FIGURE, _imbalance),
+        shown("max to median", FIGURE, imbalance),
         Column("least_rank", None, NUMBER),
         Column("most_rank", None, NUMBER),
         shown("on rank", TEXT, lambda one: f"{one.most_rank}, least {one.least_rank}"),
     )
-
-
-def _imbalance(one: Spread) -> str:
-    return "" if math.isinf(one.imbalance) else f"+{format_percent(one.imbalance)}"
 
 
 SPREADS = spread_columns()

@@ -103,7 +103,8 @@ def check_output(path: str | os.PathLike[str], *, force: bool, option: str = "")
     """
     place = find_place(path)
     if not place.is_there and not place.target.parent.is_dir():
-        raise OutputError(f"no folder {shown_folder(place)} to write {place.path.name} to: create it first.")
+        folder = place.path.parent if not place.path.parent.is_dir() else place.target.parent  # where its links lead
+        raise OutputError(f"no folder {folder} to write {place.path.name} to: create it first.")
     refuse_existing(place, force=force, option=option)
     return place
 
@@ -130,11 +131,6 @@ def refuse_protected(place: Place) -> None:
         raise OutputError(
             f"{place.path} is write-protected: make it writable, or choose another name.", "it is write-protected"
         )
-
-
-def shown_folder(place: Place) -> Path:
-    """Returns the missing folder: that of the name as given if missing, else the one its links lead to."""
-    return place.path.parent if not place.path.parent.is_dir() else place.target.parent
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> OutputError:

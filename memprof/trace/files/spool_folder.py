@@ -97,8 +97,11 @@ class SpoolFolder:
 
             assemble = assemble_devices
         if keep:
-            assemble = _remembering(_guarded(assemble))
-        found = _starts(folder) or _assembled(folder, launch, ended, assemble)
+            assemble = _checked_once(assemble)
+        found = _starts(folder)
+        if not found:  # every process is assembled to see which have a recording, and the tables are discarded
+            assembled = ((path, assemble(path, launch, ended)) for path in _processes(folder))
+            found = [(path, devices[0][0]) for path, devices in assembled if devices]
         found.sort(key=lambda one: (one[1].rank, one[1].created_us, one[1].pid))
         manifests = number_ranks([manifest for _, manifest in found])
         return SpoolFolder(
@@ -178,18 +181,13 @@ def _starts(folder: Path) -> list[tuple[Path, Manifest]]:
     return found if len({manifest.rank for _, manifest in found}) == len(found) else []
 
 
-def _assembled(
-    folder: Path, launch: dict[str, Any], ended: dict[str, Any] | None, assemble: Assembler
-) -> list[tuple[Path, Manifest]]:
-    """Assembles every process to see which have a recording, and discards the tables."""
-    assembled = ((path, assemble(path, launch, ended)) for path in _processes(folder))
-    return [(path, devices[0][0]) for path, devices in assembled if devices]
+def _checked_once(assemble: Assembler) -> Assembler:
+    """Assembles each process once; a damaged recording, whose rows and records contradict one another, is an error."""
+    known: dict[Path, Sequence[tuple[Manifest, Tables]]] = {}
 
-
-def _guarded(assemble: Assembler) -> Assembler:
-    """Converts errors caused by a damaged raw recording, whose rows and records cross-reference one another."""
-
-    def guarded(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
+    def checked(path: Path, launch: dict[str, Any], ended: dict[str, Any] | None) -> Sequence[tuple[Manifest, Tables]]:
+        if path in known:
+            return known[path]
         try:
             assembled = assemble(path, launch, ended)
             for _, tables in assembled:
@@ -200,22 +198,9 @@ def _guarded(assemble: Assembler) -> Assembler:
                 f"the raw recording in {path} is damaged: its rows contradict one another "
                 f"({type(error).__name__}: {detail})."
             ) from error
-        return assembled
+        return known.setdefault(path, assembled)
 
-    return guarded
-
-
-def _remembering(assemble: Assembler) -> Assembler:
-    known: dict[Path, Sequence[tuple[Manifest, Tables]]] = {}
-
-    def remembered(
-        path: Path, launch: dict[str, Any], ended: dict[str, Any] | None
-    ) -> Sequence[tuple[Manifest, Tables]]:
-        if path not in known:
-            known[path] = assemble(path, launch, ended)
-        return known[path]
-
-    return remembered
+    return checked
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
