@@ -166,6 +166,12 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
     address = column("addr", None)
     if None in address:
         address = [raw[place].get("device_free", 0) if one is None else one for place, one in enumerate(address)]
+    found = stacks.stacks(column("frames", None))
+    if "forward_frames" in keys:
+        found = [
+            stacks.with_forward(stack, one["forward_frames"]) if "forward_frames" in one else stack
+            for stack, one in zip(found, raw, strict=True)
+        ]
     return Entries(
         action=np.fromiter(map(_CODES.__getitem__, actions), np.int64, len(raw)),
         address=whole_numbers(address, f"the addresses of {what}"),
@@ -173,7 +179,7 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         stream=whole_numbers(column("stream", 0), f"the streams of {what}"),
         time_us=_moments(column("time_us", None), f"the times of {what}"),
         pool=_pools(column("pool_id", None)),
-        stacks=stacks.stacks(column("frames", None)),
+        stacks=found,
         unknown=unknown,
         compile_context=_contexts(_texts(column("compile_context", ""))),
         user_metadata=_texts(column("user_metadata", "")),
@@ -367,7 +373,8 @@ def _block_requested(block: dict[str, Any], size: int) -> int:
 
 def _block_stack(block: dict[str, Any], stacks: StackTable) -> Stack:
     frames = block["frames"] if "frames" in block else _first_history(block).get("frames")
-    return stacks.stack(frames) if frames else NO_STACK
+    stack = stacks.stack(frames) if frames else NO_STACK
+    return stacks.with_forward(stack, block["forward_frames"]) if "forward_frames" in block else stack
 
 
 def _first_history(block: dict[str, Any]) -> dict[str, Any]:

@@ -197,9 +197,9 @@ def _beside_a_result(lives: Lives) -> Bools:
     stays = np.zeros(rows, dtype=np.bool_)
     stays[lives.created[(lives.created != NONE) & (lives.freed != lives.created)]] = True
     operators, keys = lives.of_stacks(attrgetter("operator")), lives.of_stacks(attrgetter("stack_id"))
-    is_bare = keys == NONE
+    is_bare = ~lives.of_stacks(attrgetter("is_python"))
     is_same = (operators[1:] == operators[:-1]) & (keys[1:] == keys[:-1])
-    as_next = np.append(is_same & (~is_bare | (operators != ""))[1:], False)
+    as_next = np.append(is_same & ((keys != NONE) | (operators != ""))[1:], False)
     has_result = is_bare & ~is_bare.all()
     has_result |= as_next & np.append(stays[1:], False)
     has_result[1:] |= as_next[:-1] & stays[:-1]
