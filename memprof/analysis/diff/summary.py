@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -150,7 +151,8 @@ def _model(step: Step) -> str:
         return ""
     tree = module_tree(step.modules)
     sizes = tree.with_children(tree.sum_by_node(step.modules.module_id, step.modules.parameter_bytes))
-    return str(step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))])
+    kind = step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))]
+    return re.sub(r":\d+ ", " ", str(kind))  # an imported one may be named after a line, which an edit moves
 
 
 def _plan(manifest: Manifest) -> str:
