@@ -11,7 +11,7 @@ import pytest
 from memprof.cli.main import main
 from memprof.trace.store import Trace
 from tests.trace.importers.test_kineto import job
-from tests.trace.importers.writing import DATA, MIB, block, entry, segment, small_job, snapshot, write
+from tests.trace.importers.writing import DATA, FORWARD, MIB, TRAIN, block, entry, segment, small_job, snapshot, write
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +150,58 @@ def test_warns_before_loading_what_may_not_fit(
     _, err = run(capsys, "import", "snapshot.pickle", "-f")
     assert err.startswith("memprof: loading snapshot.pickle may take up to ")
     assert "wrote snapshot.memprof" in err
+
+
+def patterns(text: str) -> None:
+    Path("mine.toml").write_text(f"[categories]\n{text}\n")
+
+
+def test_memory_is_named_by_the_users_own_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first pattern that matches file:function of any frame names it, in the report and from the import on."""
+    history = [
+        entry("alloc", 0, MIB, TRAIN),
+        entry("alloc", MIB, 2 * MIB, FORWARD),  # in model.py, called by train.py
+        entry("alloc", 3 * MIB, 3 * MIB),
+    ]
+    end = segment(0, *(block(size * MIB) for size in (1, 2, 3)))
+    write(Path("snapshot.pickle"), snapshot([end], history))
+    run(capsys, "import", "snapshot.pickle")
+    patterns("'model\\.py:forward$' = \"my model\"\n'job/.*:main' = \"the rest\"\n'model' = \"never\"")
+    asked = ("report", "snapshot.memprof", "--by", "category")
+    assert "my model" not in run(capsys, *asked)[0]
+    out, _ = run(capsys, *asked, "--categories", "mine.toml")
+    rows = [line.split("  ") for line in out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[0] in ("my model", "the rest")] == [
+        ("my model", "pattern"),
+        ("the rest", "pattern"),
+    ]
+    out, _ = run(capsys, *asked, "--categories", "mine.toml", "--json")
+    assert json.loads(out)["at_peak"]["by_category"] == {"temporary": 3 * MIB, "my model": 2 * MIB, "the rest": MIB}
+    run(capsys, "import", "snapshot.pickle", "-f", "--categories", "mine.toml")
+    assert run(capsys, *asked)[0] == run(capsys, *asked, "--categories", "mine.toml")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("'(a+' = 'x'", 2, "invalid pattern '(a+': missing ): (a+"),
+        ("'(?=a)' = 'x'", 2, "invalid pattern '(?=a)': invalid perl operator"),
+        ("'(a{1000}){1000}' = 'x'", 2, "invalid pattern"),
+        ("'a' = 'x=y'", 2, "invalid name 'x=y' for 'a'"),
+        ("'a' = 7", 2, "invalid name 7 for 'a'"),
+        ("[other]", 2, "unknown key 'other'"),
+        ("", 2, "must have 1 to 100 patterns"),
+        ("a = ", 5, "is not valid TOML"),
+    ],
+)
+def test_patterns_that_are_none_end_with_a_sentence(
+    text: str, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A regular expression that would take exponential time takes none here; what is no pattern is named."""
+    patterns(text)
+    for verb in ("import", "report"):
+        _, err = run(capsys, verb, "snapshot.pickle", "--categories", "mine.toml", status=status)
+        assert words in err
+        assert err.count("\n") == 1
+    patterns(f"'({'(a+)+' * 50})+$' = 'x'")
+    run(capsys, "import", "snapshot.pickle", "-f", "--categories", "mine.toml")

@@ -6,12 +6,14 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.shared_options import categories_option
 from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
@@ -62,10 +64,19 @@ Examples:
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
+@categories_option
 @click.option(
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
 )
-def import_(file: Path, output: Path | None, force: bool, device: int | None, rank: int | None, is_json: bool) -> None:
+def import_(
+    file: Path,
+    output: Path | None,
+    force: bool,
+    device: int | None,
+    rank: int | None,
+    categories: Path | None,
+    is_json: bool,
+) -> None:
     """Convert another tool's file to a recording.
 
     FILE is a memory snapshot (torch.cuda.memory._dump_snapshot, or a page of memory_viz that holds one), a profiler's
@@ -78,15 +89,17 @@ def import_(file: Path, output: Path | None, force: bool, device: int | None, ra
     check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.analysis.report.own_categories import read_categories
     from memprof.cli.page import show
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
+    rules = () if categories is None else read_categories(categories)
     _warn_of_memory(file)
     with _progress(file) as on_progress:
         imported = import_file(file, device, rank, on_progress, imported_block_sizes)
         on_progress("writing", 0.0)
-        write_trace(target, imported.ranks)
+        write_trace(target, [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks])
     show(
         lambda page: page.add(_devices(imported)),
         lambda: {"schema": 1, "kind": imported.kind, "devices": imported.devices},
