@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.options.shared_options import categories_option
+from memprof.errors import UsageError
 from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
@@ -64,6 +65,11 @@ Examples:
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
+@click.option(
+    "--split",
+    metavar="SIZE",
+    help="Write a recording of each part of the history, of this many bytes of FILE: 100MiB. Only a part is in memory.",
+)
 @categories_option
 @click.option(
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
@@ -74,6 +80,7 @@ def import_(
     force: bool,
     device: int | None,
     rank: int | None,
+    split: str | None,
     categories: Path | None,
     is_json: bool,
 ) -> None:
@@ -94,6 +101,9 @@ def import_(
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
+    if split is not None:
+        _import_parts(file, target, split, device, force=force)
+        return
     rules = () if categories is None else read_categories(categories)
     _warn_of_memory(file)
     with _progress(file) as on_progress:
@@ -108,6 +118,24 @@ def import_(
     for remark in imported.remarks:
         notify(f"{remark}")
     notify(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
+
+
+def _import_parts(file: Path, target: Path, split: str, device: int | None, *, force: bool) -> None:
+    """Writes a recording of each part, each numbered before its suffix."""
+    from memprof.analysis.allocator.imported_parts import LEAST_BYTES, import_parts
+    from memprof.trace.store import write_trace
+    from memprof.units import parse_bytes
+
+    size = parse_bytes(split)
+    if size < LEAST_BYTES:
+        raise UsageError(f"--split {split} is too small: name at least 1MiB.")
+    with _progress(file) as on_progress:
+        for number, count, imported in import_parts(file, size, device, on_progress):
+            part = target.with_name(f"{target.stem}-{number:0{len(str(count))}}{target.suffix}")
+            check_output(part, force=force, option="-o")
+            write_trace(part, imported.ranks)
+    first = target.with_name(f"{target.stem}-{1:0{len(str(count))}}{target.suffix}")
+    notify(f"wrote {count} parts; next: memprof report {shlex.quote(str(first))}")
 
 
 def _stem(file: Path) -> str:
