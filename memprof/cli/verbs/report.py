@@ -54,7 +54,6 @@ class MomentType(click.ParamType[tuple[int | None, int | None]]):
 Examples:
   memprof report run.memprof
   memprof report run.memprof --by module --at 4:812
-  memprof report run.memprof --by category --categories mine.toml
   memprof report run.memprof --allocator
   memprof report run.memprof --leaks
   memprof report run.memprof --html report.html --scrub
