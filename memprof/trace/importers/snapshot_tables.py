@@ -220,6 +220,8 @@ def _purposes(device: DeviceHistory, rows: _Rows, phases: Phases) -> Purposes:
 
 def _noted_categories(entries: Entries) -> Texts | None:
     """Returns the categories that an export of memprof's notes at each allocation; None for other histories."""
+    if not any(entries.user_metadata):
+        return None
     noted = np.array([note.partition(" ")[0] for note in entries.user_metadata], dtype=object)
     own = noted[entries.action == ALLOC]
     return noted if len(own) and np.isin(own, CATEGORIES).all() else None
