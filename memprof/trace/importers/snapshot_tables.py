@@ -13,10 +13,14 @@ from memprof.trace.importers.called_modules import CalledModules, find_modules
 from memprof.trace.importers.columns import ALLOC, OOM, SEGMENT_GROWS, Entries
 from memprof.trace.importers.device import HOST, DeviceHistory
 from memprof.trace.importers.frames import NO_STACK, Stack
-from memprof.trace.importers.metadata import noted_of_lives, noted_phases
 from memprof.trace.importers.phases import FindPhases, Phases, step_table
 from memprof.trace.importers.purposes import BY_PROFILER, Lives, Purposes, find_purposes
-from memprof.trace.importers.snapshot_events import allocator_events, annotation_table
+from memprof.trace.importers.snapshot_events import (
+    allocator_events,
+    annotation_table,
+    noted_of_lives,
+    noted_phases,
+)
 from memprof.trace.schema import (
     CATEGORIES,
     NONE,
