@@ -272,6 +272,7 @@ def test_a_file_is_split_into_recordings(capsys: pytest.CaptureFixture[str], fol
     run(capsys, "import", "snapshot.pickle", "--split", "1MiB")
     assert run(capsys, "report", "snapshot-1.memprof")[0].startswith("peak 8.00 MiB")
     assert "exists already" in run(capsys, "import", "snapshot.pickle", "--split", "1MiB", status=2)[1]
+    assert "No such file" in run(capsys, "import", "none.pickle", "--split", "1MiB", status=5)[1]
     assert "too small" in run(capsys, "import", "snapshot.pickle", "--split", "7", status=2)[1]
     two = snapshot((), [entry("alloc", 0, MIB)], [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)])
     write(folder / "two.pickle", two)

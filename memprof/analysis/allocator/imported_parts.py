@@ -80,9 +80,10 @@ def _write_parts(
     entries: list[dict[str, Any]] = []
     alive: dict[int, Any] = {}
     seen: set[int] = set()
-    begun, whole = 0, max(path.stat().st_size, 1)
+    begun = 0
     try:
         with path.open("rb") as file:
+            whole = max(path.stat().st_size, 1)
             stream = PickleStream(file)
 
             def end_part() -> None:

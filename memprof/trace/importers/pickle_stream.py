@@ -59,6 +59,8 @@ class PickleStream:
         try:
             while piece := self._file.read(_PIECE_BYTES):
                 data += piece
+                if not self.position and not self._stack and data[:1] != b"\x80":
+                    raise RefusedError("it does not start as a pickle")
                 end = size = 0
                 while end + size <= len(data):
                     if size:
