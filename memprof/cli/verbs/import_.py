@@ -124,7 +124,7 @@ def _import_parts(file: Path, target: Path, split: str, device: int | None, *, f
     """Writes a recording of each part, each numbered before its suffix."""
     from memprof.analysis.allocator.imported_parts import LEAST_BYTES, import_parts
     from memprof.trace.store import write_trace
-    from memprof.units import parse_bytes
+    from memprof.units import format_count, parse_bytes
 
     size = parse_bytes(split)
     if size < LEAST_BYTES:
@@ -135,7 +135,7 @@ def _import_parts(file: Path, target: Path, split: str, device: int | None, *, f
             check_output(part, force=force, option="-o")
             write_trace(part, imported.ranks)
     first = target.with_name(f"{target.stem}-{1:0{len(str(count))}}{target.suffix}")
-    notify(f"wrote {count} parts; next: memprof report {shlex.quote(str(first))}")
+    notify(f"wrote {format_count(count, 'part')}; next: memprof report {shlex.quote(str(first))}")
 
 
 def _stem(file: Path) -> str:
@@ -158,7 +158,7 @@ def _warn_of_memory(file: Path) -> None:
     if size * _MEMORY_PER_BYTE > free:
         print(
             f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "
-            f"{format_bytes(free)} are free.",
+            f"{format_bytes(free)} are free. --split imports it in parts.",
             file=sys.stderr,
         )
 
