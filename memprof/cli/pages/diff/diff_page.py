@@ -6,7 +6,7 @@ import shlex
 
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_tables import changed, moments
-from memprof.analysis.diff.diff_words import TITLES, headline, moved, rank_words
+from memprof.analysis.diff.diff_words import headline, moved, rank_words, titles_of
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.cli.page import Page
 from memprof.units import format_bytes_change
@@ -39,7 +39,7 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
     if explains:
         _explain(page, found)
     page.add_section("Peaks", moments(found), "allocated bytes, of the whole step and of each phase")
-    for kind, title in TITLES.items():
+    for kind, title in titles_of(found).items():
         parts, more = changed(found.focus, kind, rows)
         remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")
         page.add_section(f"What changed, {title}", parts, remark)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from memprof.trace.importers.pickle_opcodes import DEEPEST, IMPORTING, RefusedError, check_end, check_opcodes
+from memprof.trace.importers.pickles.pickle_opcodes import DEEPEST, IMPORTING, RefusedError, check_end, check_opcodes
 
 __all__ = ["RefusedError", "load_plain"]
 #: Bytes read ahead for the unpickler.

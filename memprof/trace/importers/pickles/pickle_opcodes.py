@@ -51,9 +51,9 @@ def _grammar() -> re.Pattern[bytes]:
     sizes = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(1, 9))
     whole = rb"K.|M..|J.{4}|\x8a(?:\x00|" + sizes + rb"|\x09.{8}\x00)"
     frame = rb"\x95.{8}"
-    pair = rb"(?:%s)(?:%s)?(?:%s)(?:%s)?\x86" % (whole, frame, whole, frame)
+    numbers = rb"(?:%s)(?:(?:%s)?(?:%s)(?:%s)?\x86)?+" % (whole, frame, whole, frame)  # one, or a pair
     texts = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(256))
-    plain = rb"h.|j.{4}|\x94|%s|%s|\x8c(?:%s)|q.|[N\x88\x89]|G.{8}|%s" % (pair, whole, texts, frame)
+    plain = rb"h.|j.{4}|\x94|%s|\x8c(?:%s)|q.|[N\x88\x89]|G.{8}|%s" % (numbers, texts, frame)
     put = rb"(?:\x94|q.)?"
     flat_dict = rb"\}%s\((?:%s)*+u" % (put, plain)
     flat_list = rb"\]%s\((?:%s|%s)*+e|\]%s(?:%s)*+a|\]%s" % (put, plain, flat_dict, put, plain, put)
