@@ -33,8 +33,7 @@ def write_own_files(spool: Path) -> None:
     )
     memprof = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     searched = tuple(folder for folder in _folders([*sys.path, memprof]) if not folder.startswith(installed))
-    # Of thousands of files nearly all are installed, in a few hundred folders.
-    is_installed = functools.cache(lambda folder: _folders([folder])[0].startswith(installed))
+    is_installed = functools.cache(lambda folder: _folders([folder])[0].startswith(installed))  # few folders
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     loaded = [file for file in files if isinstance(file, str) and not is_installed(os.path.dirname(file))]
     paths = {os.path.realpath(file) for file in loaded if os.path.isfile(file)}
