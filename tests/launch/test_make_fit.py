@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import tempfile
@@ -260,7 +261,7 @@ for _ in range(2):
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
         timeout=120,
         check=False,
     )

@@ -177,7 +177,7 @@ class Net(nn.Module):
         return self.layers(x)
 net = Net()
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(2560, 32)), 512):
+for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(640, 32)), 128):
     loss = net(x).square().mean()
 """
     + _END
