@@ -28,8 +28,7 @@ _BACKEND = Backend(
         "memory that torch's allocator does not own",
     ),
 )
-#: Where the trace has no count of the allocator's own. Torch's CPU allocator counts only while a profiler runs, and
-#: what is freed between two profiles stays in its count.
+#: Where the trace has no count of the allocator's own, or none that can be used, as on the CPU.
 _UNKNOWN_START = (
     "what was in use before the profiler began, and is not freed in the trace, is not in it: the peak is a lower bound"
 )
@@ -74,8 +73,7 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Pro
         stack_of,
     )
     rest, drift = _rest_from_before(events, size, find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1))
-    is_counted = name != "cpu" and all(event.allocated is not None for event in events)
-    rest = rest if is_counted else 0
+    is_counted = all(event.allocated is not None for event in events)
     blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
     notes = [
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
@@ -125,7 +123,7 @@ def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocati
 
 
 def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
-    """Returns the allocator's own count of reserved bytes; below 0 where it has none, as on the CPU."""
+    """Returns the allocator's own count of reserved bytes; below 0 where it has none."""
     counts = [event.reserved for event in events]
     if not any(counts) or any(count is None for count in counts):
         return Reserved.unknown(len(events))
