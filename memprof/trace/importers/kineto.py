@@ -72,8 +72,9 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Pro
         np.array([event.time_us for event in events]) + trace.base_us,
         stack_of,
     )
-    rest, drift = _rest_from_before(events, size, find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1))
     is_counted = all(event.allocated is not None for event in events)
+    lives = find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1)
+    rest, drift = _rest_from_before(events, size, lives) if events and is_counted else (0, 0)
     blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
     notes = [
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
@@ -113,10 +114,7 @@ def _paired(size: Ints) -> Ints:
 
 def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocations) -> tuple[int, int]:
     """Returns the bytes in use before the trace and not freed in it, and how many counts differ from the sum."""
-    counts = [event.allocated for event in events]
-    if not counts or any(count is None for count in counts):
-        return 0, 0
-    counted = np.array(counts, dtype=np.int64)
+    counted = np.array([event.allocated for event in events], dtype=np.int64)
     start = int(counted[0] - size[0])
     drift = int(np.count_nonzero(counted != start + np.cumsum(size)))
     return start - int(lives.requested[lives.alloc == NONE].sum()), drift
