@@ -11,8 +11,8 @@ from pathlib import Path
 from memprof.analysis.commits import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import Summary, summarise
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.dry.job_server import dry_run
+from memprof.launch.dry.rank_processes import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import (
     NotExecutableError,

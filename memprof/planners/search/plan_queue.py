@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.learned import kinds_of
+from memprof.planners.search.candidate import Candidate, kinds_of
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank, shortest
 from memprof.policies.base import Policy

@@ -6,10 +6,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
+
+if TYPE_CHECKING:
+    from memprof.policies.runtime.job import Job
 
 #: The variable torch 2.9 and newer read on every device, and the older one. Torch 2.11 to 2.13 read the old name first
 #: (c10/cuda/CUDAAllocatorConfig.h), so setting only the new one has no effect where the old one is set.
@@ -59,6 +62,8 @@ class Allocator(Policy):
     flag_example: ClassVar[str] = "expandable_segments"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
+    changes_forward: ClassVar[bool] = False
+    why_not_torch: ClassVar[str] = ""
 
     expandable_segments: bool = False
     max_split_size_mb: int = 0
@@ -104,19 +109,9 @@ class Allocator(Policy):
             raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
 
     @property
-    def changes_forward(self) -> bool:
-        """Never: tensors stay as they are."""
-        return False
-
-    @property
     def splits_all_blocks(self) -> bool:
         """With expandable segments, whose blocks are split to 512 bytes."""
         return self.expandable_segments
-
-    @property
-    def why_not_torch(self) -> str:
-        """Empty: torch has an equivalent."""
-        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -150,6 +145,24 @@ class Allocator(Policy):
         options stay.
         """
         return merged_environment(self.options(), os.environ)
+
+    def apply(self, job: Job) -> None:
+        """Changes nothing; adds notes where the environment lacks an option or the device has no such allocator.
+
+        Torch reads the variable when its allocator is first used; changing it in a running job would affect child
+        processes, not this job.
+        """
+        name = OLD_VARIABLE if OLD_VARIABLE in os.environ else VARIABLE
+        present = {key: value.lower() for key, value in parse_options(os.environ.get(name, "")).items()}
+        missing = {key: value for key, value in self.options().items() if present.get(key) != value.lower()}
+        if missing:
+            text = ",".join(f"{key}:{value}" for key, value in missing.items())
+            job.notes.append(
+                f"The allocator's options are not in effect: torch reads them at its start, so start the job with "
+                f"{name}={text}, or by 'memprof record --plan'."
+            )
+        elif job.device.type != "cuda":
+            job.notes.append(f"The allocator's options have no effect on {job.device.type}: they apply to CUDA only.")
 
     def describe(self) -> str:
         """Returns the options that are set: ``allocator expandable_segments``."""

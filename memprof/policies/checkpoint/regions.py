@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.checkpoint.policy import Checkpoint, longest_sequence, split
 from memprof.policies.rewrite.stack_marks import (
     IN_TRANSFORM,
     SAVES_ITSELF,

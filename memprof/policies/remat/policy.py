@@ -1,13 +1,16 @@
-"""Enforces a memory budget: saved tensors are dropped when memory is short, and recomputed for backward."""
+"""Enforces a memory budget: saved tensors are dropped when memory is short, and recomputed for backward; their keys."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from memprof.errors import PolicyError, UsageError
 from memprof.policies.base import Policy
+from memprof.trace.schema import NONE, Texts
+from memprof.trace.step import Step
 from memprof.units import format_bytes, parse_bytes
 
 HEURISTICS = ("eq-class", "msps")
@@ -43,6 +46,11 @@ class Remat(Policy):
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    handles_saved: ClassVar[bool] = True
+    why_not_torch: ClassVar[str] = "torch cannot drop and recompute single saved tensors to stay within a budget"
+    excludes_sharding: ClassVar[bool] = True  # divided parameters are no storages of their own
+    guesses: ClassVar[bool] = True  # the runtime needs room beyond the tensors it keeps, of unknown size
+    starts_early: ClassVar[bool] = True  # allocated bytes are counted from before the job's first tensor
 
     budget: str = ""
     recompute: tuple[str, ...] = ()
@@ -109,21 +117,6 @@ class Remat(Policy):
         """The budget, which the runtime enforces whatever the prediction, as long as anything is left to drop."""
         return self.budget_bytes or None
 
-    @property
-    def handles_saved(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def why_not_torch(self) -> str:
-        """Why torch has no equivalent."""
-        return "torch cannot drop and recompute single saved tensors to stay within a budget"
-
-    @property
-    def excludes_sharding(self) -> bool:
-        """Always: divided parameters are no storages of their own."""
-        return True
-
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``8GiB`` or ``60%``, optionally followed by ``:host`` or ``:disk``.
@@ -138,16 +131,6 @@ class Remat(Policy):
             raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
         return cls(budget=size.strip(), swap=to.strip())
 
-    @property
-    def guesses(self) -> bool:
-        """The runtime needs some room beyond the tensors it keeps, of unknown size."""
-        return True
-
-    @property
-    def starts_early(self) -> bool:
-        """Allocated bytes are counted from before the job's first tensor."""
-        return True
-
     def describe(self) -> str:
         """Describes the budget, or what is recomputed."""
         if self.budget_share:
@@ -159,3 +142,38 @@ class Remat(Policy):
         if self.swap:
             parts.append(f"swap to {self.swap} if faster")
         return f"remat {', '.join(parts)}"
+
+
+def key_of(module: str, operator: str, number: int) -> str:
+    """Returns the key of one run of an operator: ``layers.0.mlp.0:aten.addmm.default:0``.
+
+    Args:
+        module: Name of the innermost module that runs it, "" outside of modules or for the root.
+        operator: The operator.
+        number: Number of earlier runs of the operator in that module, within this call of the model.
+    """
+    return f"{module}:{operator}:{number}"
+
+
+def keys_of(step: Step) -> list[str]:
+    """Returns the key of each operator of a step in its first forward run, "" for all others."""
+    ops = step.ops
+    modules: Texts = step.modules.name
+    counts: Counter[tuple[int, str, str]] = Counter()
+    keys = []
+    for phase, again, module, name, part in zip(
+        ops.phase.tolist(),
+        ops.is_recompute.tolist(),
+        ops.module_id.tolist(),
+        ops.name.tolist(),
+        ops.micro_batch.tolist(),
+        strict=True,
+    ):
+        if phase != "forward" or again:
+            keys.append("")
+            continue
+        title = str(modules[module]) if module != NONE else ""
+        number = counts[part, title, name]
+        counts[part, title, name] = number + 1
+        keys.append(key_of(title, name, number))
+    return keys
