@@ -14,6 +14,7 @@ from memprof.replay.allocator.device_memory import (
     collect_garbage,
     expandable_span,
     find_growth,
+    join_neighbours,
     map_pages,
     release_cached,
     release_oversized,
@@ -149,16 +150,9 @@ class CachingAllocator:
 
     def complete_free(self, block: Block) -> None:
         """Makes a pending block free and merges it with its free neighbours."""
-        pool = block.segment.pool
         block.state = FREE
-        previous, following = block.previous, block.next
-        if previous is not None and previous.state == FREE:
-            pool.remove(previous)
-            self.absorb_before(block, previous)
-        if following is not None and following.state == FREE:
-            pool.remove(following)
-            self.absorb_behind(block, following)
-        pool.add(block)
+        join_neighbours(self, block)
+        block.segment.pool.add(block)
 
     def release_cached(self) -> None:
         """Releases every wholly free segment, as ``torch.cuda.empty_cache()`` and a full device do."""

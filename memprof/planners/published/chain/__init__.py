@@ -10,14 +10,14 @@ from typing import ClassVar
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.graph import Graph, needed_bytes
+from memprof.planners.graph.choices import Choices
+from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.graph.stages import Line, lines_of
 from memprof.planners.graph.writing import Walk
 from memprof.planners.published.chain.options import stage_costs
 from memprof.planners.published.chain.table import Table, grid_of
 from memprof.trace.schema import Ints
-from memprof.units import format_bytes
 
 #: Values read further away than this many value-making operators are kept; the first attempt keeps none.
 _WIDEST = (None, 8)
@@ -49,28 +49,12 @@ class Chain(Planner):
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule within the budget."""
-        graph = task.graph
-        recorded = as_recorded(graph)
-        least = replay(graph, recorded).peak_bytes
-        if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
-        best_us, best = np.inf, None
-        for runs in _schedules(graph, task.is_late):
-            done = replay(graph, runs)
-            least = min(least, done.peak_bytes)
-            if done.peak_bytes <= task.budget_bytes and done.extra_us < best_us:
-                best_us, best = done.extra_us, runs
-        is_late = task.is_late()
-        if best is not None:
-            reason = "The fastest schedule of its stages that fits" + (" of those tried in time." if is_late else ".")
-            return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
-        needed = needed_bytes(graph)
-        if needed > task.budget_bytes:
-            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
-            return ScheduleResult("infeasible", reason, least_bytes=least)
-        if is_late:
-            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
-        return ScheduleResult("nothing found", "No schedule of its stages fits.", least_bytes=least)
+        choices = Choices(task)
+        if choices.is_met:
+            return choices.met()
+        for runs in _schedules(task.graph, choices.is_late):
+            choices.add(replay(task.graph, runs), "recomputes stages of the chain")
+        return choices.found()
 
 
 def _schedules(graph: Graph, is_late: Callable[[], bool]) -> Iterator[Ints]:
