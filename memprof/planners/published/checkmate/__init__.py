@@ -113,7 +113,7 @@ class Checkmate(Planner):
         if likely and not in_forward:
             now = time.monotonic()
             _solved(task, blocks, best, now + _FIRST_SHARE * (task.deadline - now), only=likely)
-        answer = Solution(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
+        answer = Solution(is_proved=False, bound=-math.inf, values=None)
         is_small = len(blocks.members) <= _MOST_NODES_TO_SOLVE
         if is_small and not task.is_late() and best.extra_us > bound_us * (1 + _TOLERANCE):
             answer = _solved(task, blocks, best, task.deadline, in_forward=in_forward)
