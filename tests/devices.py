@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING
-from memprof.replay.allocator.recorded import Comparison, compare
 from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, Settings, rounded_request
 from memprof.replay.allocator.window import BlockMap, Range
 from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE, AllocatorEvents, Segments
 from memprof.trace.step import Step
+from tests.replay.allocator.recorded import Comparison, compare
 
 
 def device_peak(step: Step, device: str) -> int:

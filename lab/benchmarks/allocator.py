@@ -13,12 +13,12 @@ from lab.benchmarks.recording import SAMPLES
 from lab.benchmarks.section import Bar, Section, least_middle_most
 from memprof.analysis.allocator.static_report import StaticReport, build_static_report
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
-from memprof.replay.allocator.recorded import Comparison, compare
 from memprof.replay.allocator.rules import MIB, Settings
 from memprof.replay.static.intervals import Intervals
 from memprof.replay.static.offsets import Placement, best_fit, greedy_by_size, search_offsets
 from memprof.trace.schema import Floats, Ints
 from memprof.trace.store import Trace
+from tests.replay.allocator.recorded import Comparison, compare
 from tests.replay.allocator.snapshots import cut_beginning, read_devices, snapshot_paths
 from tests.replay.static.hard_cases import HARD_CASES, read_hard_case
 

@@ -10,12 +10,12 @@ from memprof.replay.allocator.blocks import ALLOCATED
 from memprof.replay.allocator.blocks import FREE as BLOCK_FREE
 from memprof.replay.allocator.events import ALLOCATE, FREE, Replay, replay
 from memprof.replay.allocator.model import SegmentEvent
-from memprof.replay.allocator.recorded import Comparison, compare
 from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.replay.allocator.rules import Settings
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Segments, Storages
 from memprof.trace.store import Trace
 from tests.devices import compare_recording
+from tests.replay.allocator.recorded import Comparison, compare
 from tests.replay.allocator.snapshots import read_devices
 
 TITLE = "The caching allocator's model against this device's allocator"

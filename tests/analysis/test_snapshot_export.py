@@ -14,12 +14,12 @@ from torch.cuda import _memory_viz
 
 from memprof.cli.main import main
 from memprof.errors import BadInputError
-from memprof.replay.allocator.recorded import compare
 from memprof.trace.importers import import_file
 from memprof.trace.schema import NONE, Storages
 from memprof.trace.store import Trace
 from tests.analysis.plain_snapshot import exported, plain_snapshot
 from tests.building import Op, Storage, make_trace
+from tests.replay.allocator.recorded import compare
 from tests.replay.allocator.snapshots import read_devices
 
 SAMPLES = sorted(Path(__file__).parents[2].glob("sample_traces/*/run.memprof"))

@@ -188,18 +188,6 @@ class CachingAllocator:
         self._blocks_made += 1
         return block
 
-    def take_at(self, free: Block, address: int, size: int) -> Block:
-        """Allocates a given part of a free block, bypassing the search."""
-        pool = free.segment.pool
-        pool.remove(free)
-        if address > free.address:
-            self._split(free, address - free.address, pool)
-            pool.add(free.previous)  # type: ignore[arg-type]  # the front that was just split off
-            pool.remove(free)
-        block = self._split(free, size, pool) if size < free.size else free
-        block.state = ALLOCATED
-        return block
-
     def absorb_before(self, block: Block, previous: Block) -> None:
         """Extends a block over the one before it."""
         block.address = previous.address

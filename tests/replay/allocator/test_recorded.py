@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from memprof.replay.allocator.blocks import ALLOCATED, PENDING, UNMAPPED
 from memprof.replay.allocator.blocks import FREE as FREE_BLOCK
 from memprof.replay.allocator.events import ALLOCATE, FREE, Requests, replay
-from memprof.replay.allocator.recorded import compare
 from memprof.replay.allocator.recorded_requests import block_sizes
 from memprof.replay.allocator.rules import TIE_BREAKS, Settings
 from memprof.replay.allocator.window import BlockMap, Range, rewound
 from memprof.trace.schema import AllocatorEvents
+from tests.replay.allocator.recorded import compare
 from tests.replay.allocator.snapshots import cut_beginning, read_devices, snapshot_paths
 
 MIB = 1 << 20
