@@ -113,7 +113,7 @@ class Precision(Policy):
         What counts is the type of the numbers: fused attention also writes the state of its random numbers, as
         integers.
         """
-        from memprof.policies.precision.misfits import product_types, short_types, why_not_compiled
+        from memprof.policies.precision.transform import product_types, short_types, why_not_compiled
 
         types, bf16 = product_types(step), cls("bf16")
         if reason := why_not_compiled(step, bf16):
