@@ -184,16 +184,12 @@ def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ..
     For a job that compiles itself, no plan in another precision is predicted, so that is tried, too.
     """
     yield ()
-    others = tuple(policy for policy in _best(found) if _is_combinable(policy))
+    others = tuple(policy for policy in (found.answer.best or found.answer.least).policies if _is_combinable(policy))
     if others:
         yield others
     if is_own and _allows(found, Precision) and (precision := short_precision(found.basis.step)):
         yield precision
         yield from ((*precision, *others),) if others else ()
-
-
-def _best(found: Suggestion) -> tuple[Policy, ...]:
-    return (found.answer.best or found.answer.least).policies
 
 
 def _allows(found: Suggestion, kind: type[Policy]) -> bool:

@@ -41,7 +41,7 @@ def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once:
     refusal = ""
     for rule in rules:
         try:
-            course = Simulation(outline, budget_bytes, rule, at_once, _least_us(best)).run()
+            course = Simulation(outline, budget_bytes, rule, at_once, math.inf if best is None else best.again_us).run()
         except PolicyError as error:
             refusal = refusal or str(error)  # the error would keep this frame and its callers' alive
             continue
@@ -52,11 +52,6 @@ def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once:
     if best is None:
         raise PolicyError(refusal)
     return _varied(outline, budget_bytes, best, best_rule, at_once)
-
-
-def _least_us(best: Course | None) -> float:
-    """Returns the recomputation that another course must not exceed to be the best."""
-    return math.inf if best is None else best.again_us
 
 
 def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_once: frozenset[int]) -> Course:

@@ -96,13 +96,9 @@ def hooks_of_job() -> int:
 
 def packets(names: Iterable[str] | str) -> frozenset[Any]:
     """Returns operators of torch's own, each with all overloads; names in one text are divided by spaces."""
-    return frozenset(getattr(torch.ops.aten, name) for name in _each(names))
+    return frozenset(getattr(torch.ops.aten, name) for name in (names.split() if isinstance(names, str) else names))
 
 
 def overloads(names: Iterable[str] | str) -> frozenset[Any]:
     """Returns the default overload of each."""
     return frozenset(packet.default for packet in packets(names))
-
-
-def _each(names: Iterable[str] | str) -> Iterable[str]:
-    return names.split() if isinstance(names, str) else names
