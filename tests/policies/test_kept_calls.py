@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.kinds import kept_operators, kept_sets, spell_calls
+from memprof.policies.checkpoint.kept_sets import kept_sets
+from memprof.policies.checkpoint.kinds import kept_operators, spell_calls
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision

@@ -94,7 +94,7 @@ class Checkpoint(Policy):
     @classmethod
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:
         """Returns checkpoints of whole modules, and those that keep more and more of the modules' operators."""
-        from memprof.policies.checkpoint.kinds import kept_sets
+        from memprof.policies.checkpoint.kept_sets import kept_sets
 
         return cls, *(partial(cls, keep=keep) for keep in kept_sets(step, call))
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.evict.planned import key_of
 from memprof.policies.remat.cells import Cell, Ref
 from memprof.policies.remat.memory import Memory
-from memprof.policies.remat.policy import key_of
 from memprof.policies.remat.recomputation import Recomputation
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.job_traits import as_if_allowed, step_aside_where_forbidden, take_all_hooks

@@ -10,9 +10,8 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.evict.outline import Units, outline_of, units_of
-from memprof.policies.evict.planned import planned_course
+from memprof.policies.evict.planned import keys_of, planned_course
 from memprof.policies.evict.simulation import Course
-from memprof.policies.remat.policy import keys_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_OUT
 from memprof.policies.rewrite.stack_marks import describe_hooks, may_be_compiled

@@ -23,6 +23,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
 from memprof.policies.evict import outline
+from memprof.policies.evict.planned import keys_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import format_plan, parse_plan
 from memprof.policies.precision.policy import Precision
@@ -30,7 +31,7 @@ from memprof.policies.remat import sequence
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import ProcessorCounter
 from memprof.policies.remat.needs import Operator
-from memprof.policies.remat.policy import Remat, keys_of
+from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.replay.live import live_bytes
