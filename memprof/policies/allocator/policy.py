@@ -6,13 +6,10 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from memprof.errors import PolicyError
 from memprof.policies.base import Policy
-
-if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
 
 #: The variable torch 2.9 and newer read on every device, and the older one. Torch 2.11 to 2.13 read the old name first
 #: (c10/cuda/CUDAAllocatorConfig.h), so setting only the new one has no effect where the old one is set.
@@ -145,24 +142,6 @@ class Allocator(Policy):
         options stay.
         """
         return merged_environment(self.options(), os.environ)
-
-    def apply(self, job: Job) -> None:
-        """Changes nothing; adds notes where the environment lacks an option or the device has no such allocator.
-
-        Torch reads the variable when its allocator is first used; changing it in a running job would affect child
-        processes, not this job.
-        """
-        name = OLD_VARIABLE if OLD_VARIABLE in os.environ else VARIABLE
-        present = {key: value.lower() for key, value in parse_options(os.environ.get(name, "")).items()}
-        missing = {key: value for key, value in self.options().items() if present.get(key) != value.lower()}
-        if missing:
-            text = ",".join(f"{key}:{value}" for key, value in missing.items())
-            job.notes.append(
-                f"The allocator's options are not in effect: torch reads them at its start, so start the job with "
-                f"{name}={text}, or by 'memprof record --plan'."
-            )
-        elif job.device.type != "cuda":
-            job.notes.append(f"The allocator's options have no effect on {job.device.type}: they apply to CUDA only.")
 
     def describe(self) -> str:
         """Returns the options that are set: ``allocator expandable_segments``."""

@@ -113,12 +113,11 @@ class Precision(Policy):
         What counts is the type of the numbers: fused attention also writes the state of its random numbers, as
         integers.
         """
-        from memprof.policies.precision.transform import product_types, short_types, why_not_compiled
-
-        types, bf16 = product_types(step), cls("bf16")
-        if reason := why_not_compiled(step, bf16):
+        rules, bf16 = cls._module("transform"), cls("bf16")
+        types = rules.product_types(step)
+        if reason := rules.why_not_compiled(step, bf16):
             return Candidates(unsuitable={bf16: reason})
-        if reduced := short_types(types):
+        if reduced := rules.short_types(types):
             return Candidates(unsuitable={bf16: f"The job's matrix products are in {reduced} already."})
         if not types & {"float32", "float64"}:
             return Candidates(unsuitable={bf16: "Forward has no matrix products or convolutions in float32."})
