@@ -21,9 +21,9 @@ from torch.optim import optimizer as torch_optimizer
 import memprof
 from memprof.errors import PolicyError, UsageError
 from memprof.launch.live.live_fit import LiveFit
-from memprof.launch.live.policies import live_policies, plan_for
+from memprof.launch.live.make_fit import live_policies
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, plan_for
 from memprof.policies.registry import policy_types
 
 STEPS = 10

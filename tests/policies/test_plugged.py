@@ -30,7 +30,7 @@ import torch  # so that this is run in a fork (tests/warm)
 from click.shell_completion import ShellComplete
 from plotly.utils import PlotlyJSONEncoder
 from memprof.cli.main import memprof
-from memprof.launch.live.policies import live_policies
+from memprof.launch.live.make_fit import live_policies
 from memprof_dashboard.pages.whatif import WhatIf
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View

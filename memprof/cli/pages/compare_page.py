@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from memprof.analysis.plans.basis import basis_of, link_of
-from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.analysis.plans.compare_planners import MARKS, SHARES, Point, compare_planners, overheads, planners
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
-from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
 from memprof.cli.page import Page, show
 from memprof.cli.progress import PointBar
 from memprof.json_values import to_json

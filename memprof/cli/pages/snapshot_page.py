@@ -7,9 +7,8 @@ from typing import Any
 from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import PLANS, REFUSED
-from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.snapshot_plans.change import SnapshotPlans, step_to_plan
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
-from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.snapshot_plans.snapshot_words import (
     NEEDS,
     caveats,

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.kinds import RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
+from memprof.policies.checkpoint.policy import longest_sequence, split
 from memprof.policies.checkpoint.second_forward import Arguments, operator_named, selective_contexts
-from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Effect, Job
 from memprof.policies.runtime.job_traits import import_compiler

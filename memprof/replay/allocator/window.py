@@ -54,17 +54,6 @@ class BlockMap:
     requested: Ints
     state: Ints
 
-    def owner_of(self, events: AllocatorEvents) -> list[int]:
-        """Returns the memory pool of each event, from its segment: only the latest torch records it."""
-        ordered = sorted(self.ranges, key=lambda one: one.address)
-        starts = [one.address for one in ordered]
-        owners = []
-        for address in events.address.tolist():
-            place = bisect_right(starts, address) - 1
-            inside = place >= 0 and address < ordered[place].address + ordered[place].size
-            owners.append(ordered[place].owner if inside else 0)
-        return owners
-
     def blocks_of(self, memory: Range, span: int) -> Iterator[tuple[int, int, int, int]]:
         """Yields the blocks of a segment, free ones included: address, bytes, requested bytes and state.
 
