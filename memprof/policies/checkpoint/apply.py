@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,24 +129,15 @@ def _segmented(
 ) -> Callable[..., Any]:
     """Returns a forward of an nn.Sequential that runs it in regions of consecutive modules."""
     children = list(sequence)  # type: ignore[call-overload]  # nn.Sequential iterates over its modules
-
-    def run_of(part: list[torch.nn.Module]) -> Callable[[Any], Any]:
-        def run(value: Any) -> Any:
-            for module in part:
-                value = module(value)
-            return value
-
-        return run
-
     parts = [children[first:last] for first, last in split(len(children), segments)]
-    regions = [_region(root, name, part, run_of(part), keep, effect) for part in parts]
+    regions = [_region(root, name, part, partial(_in_turn, part), keep, effect) for part in parts]
+    return partial(_in_turn, regions)
 
-    def forward(value: Any) -> Any:
-        for region in regions:
-            value = region(value)
-        return value
 
-    return forward
+def _in_turn(forwards: Iterable[Callable[..., Any]], value: Any) -> Any:
+    for forward in forwards:
+        value = forward(value)
+    return value
 
 
 def _region(
@@ -199,7 +191,7 @@ def _region(
         # The first run gets the original containers, which it may change; the recompute gets new ones, and objects
         # whose contents are those from before.
         pending = [(args, kwargs)]
-        objects = Arguments(others)
+        objects = Arguments(others, inside)
 
         def run(*values: torch.Tensor) -> Any:
             if pending:
