@@ -281,9 +281,13 @@ def test_a_file_is_split_into_recordings(capsys: pytest.CaptureFixture[str], fol
     assert "too small" in run(capsys, "import", "snapshot.pickle", "--split", "7", status=2)[1]
     two = snapshot((), [entry("alloc", 0, MIB)], [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)])
     write(folder / "two.pickle", two)
-    assert "devices 0, 1: choose --device" in run(capsys, "import", "two.pickle", "--split", "1MiB", status=2)[1]
-    run(capsys, "import", "two.pickle", "--split", "1MiB", "--device", "1")
-    assert Trace.open("two-1.memprof").manifest.rank == 1
+    assert "devices 0, 1: choose --only" in run(capsys, "import", "two.pickle", "--split", "1MiB", status=2)[1]
+    (folder / "own.toml").write_text("[categories]\n'train' = 'ours'\n")
+    run(capsys, "import", "two.pickle", "--split", "1MiB", "--only", "cuda:1", "--categories", "own.toml")
+    manifest = Trace.open("two-1.memprof").manifest
+    assert (manifest.rank, bool(manifest.categories)) == (1, True)
+    for option in (("--rank", "3"), ("--json",)):
+        assert "do not go with it" in run(capsys, "import", "two.pickle", "--split", "1MiB", *option, status=2)[1]
 
 
 def test_nothing_hostile_is_split(folder: Path) -> None:

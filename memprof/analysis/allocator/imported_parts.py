@@ -100,7 +100,7 @@ def _write_parts(
                     continue
                 seen.add(number)
                 if len(seen) > 1:
-                    raise UsageError(f"{path} has histories of devices {', '.join(map(str, seen))}: choose --device.")
+                    raise UsageError(f"{path} has histories of devices {', '.join(map(str, seen))}: choose --only.")
                 entries.append(entry)
                 if entry.get("action") == "alloc":
                     alive[entry.get("addr", 0)] = entry.get("frames")

@@ -107,10 +107,12 @@ def import_(
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
-    if split is not None:
-        _import_parts(file, target, split, only, force=force)
-        return
     rules = () if categories is None else read_categories(categories)
+    if split is not None:
+        if rank is not None or is_json:
+            raise UsageError("--split writes recordings of one device each: --rank and --json do not go with it.")
+        _import_parts(file, target, split, only, rules, force=force)
+        return
     _warn_of_memory(file)
     with _progress(file) as on_progress:
         imported = import_file(file, only, rank, on_progress, imported_block_sizes)
@@ -126,7 +128,9 @@ def import_(
     notify(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
 
 
-def _import_parts(file: Path, target: Path, split: str, device: int | None, *, force: bool) -> None:
+def _import_parts(
+    file: Path, target: Path, split: str, device: int | None, rules: tuple[str, ...], *, force: bool
+) -> None:
     """Writes a recording of each part, each numbered before its suffix."""
     from memprof.analysis.allocator.imported_parts import LEAST_BYTES, import_parts
     from memprof.trace.store import write_trace
@@ -139,7 +143,7 @@ def _import_parts(file: Path, target: Path, split: str, device: int | None, *, f
         for number, count, imported in import_parts(file, size, device, on_progress):
             part = target.with_name(f"{target.stem}-{number:0{len(str(count))}}{target.suffix}")
             check_output(part, force=force, option="-o")
-            write_trace(part, imported.ranks)
+            write_trace(part, [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks])
     first = target.with_name(f"{target.stem}-{1:0{len(str(count))}}{target.suffix}")
     notify(f"wrote {format_count(count, 'part')}; next: memprof report {shlex.quote(str(first))}")
 

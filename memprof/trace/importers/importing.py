@@ -193,7 +193,7 @@ def _choose(path: Path, numbers: Sequence[int], device: int | None, rank: int | 
     if rank is not None and len(chosen) > 1:
         raise UsageError(
             f"{path} holds devices {', '.join(map(str, chosen))}, which cannot all be rank {rank}: choose one with "
-            "--device."
+            "--only."
         )
     return chosen
 
