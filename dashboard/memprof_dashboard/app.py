@@ -11,9 +11,9 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 
 from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, header, ids, parts
-from memprof_dashboard.guard import guard, own_path
 from memprof_dashboard.header import help_dialog, recording_choices
-from memprof_dashboard.page import or_sentence, view_of
+from memprof_dashboard.opening import guarded_app
+from memprof_dashboard.page import LATER, or_sentence, view_of
 from memprof_dashboard.pages import PAGES, empty_pages
 from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
@@ -49,22 +49,7 @@ def create_app(
     """
     workspace = Workspace(sources, dry_frames)
     side = SidePanel(editor)
-    prefix = f"{prefix}{own_path(token)}"
-    app = Dash(
-        "memprof_dashboard",
-        title="memprof",
-        update_title="",
-        serve_locally=True,
-        suppress_callback_exceptions=True,
-        requests_pathname_prefix=prefix,
-        routes_pathname_prefix=prefix,
-        on_error=_print_error,
-        add_log_handler=False,
-        pages_folder="",
-        include_pages_meta=False,
-        enable_mcp=False,
-    )
-    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
+    app = guarded_app(token, hosts, prefix, _print_error)
     app.layout = _layout(workspace, side)
     _register(app, workspace)
     frame.register(app, workspace)
@@ -72,7 +57,6 @@ def create_app(
     header.register_notice(app, workspace)
     for page in PAGES.values():
         page.register(app, workspace)
-    guard(app, token, hosts)
     return app
 
 
@@ -161,7 +145,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         State(ids.PLACE, "data"),
     )
 
-    @app.callback(Output(ids.PANEL, "children"), Input(ids.PLACE, "data"))
+    @app.callback(Output(ids.PANEL, "children"), Input(ids.PLACE, "data"), **LATER)
     @or_sentence
     def show_panel(place: Any) -> Any:
         return _panel(workspace, view_of(place))
@@ -170,6 +154,7 @@ def _register(app: Dash, workspace: Workspace) -> None:
         [Output(f"tab-{name}", what) for what in ("title", "className") for name in PAGES],
         Input(ids.PLACE, "data"),
         Input(ids.TICK, "data"),  # a recording that grows gets content
+        **LATER,
     )
     def dim_empty(place: Any, _: Any) -> Any:
         view = View.from_json(place)

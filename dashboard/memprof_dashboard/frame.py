@@ -6,14 +6,14 @@ import csv
 import io
 from typing import Any
 
-from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import BLANK
 from memprof_dashboard.figures.timeline import legend_name, overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
-from memprof_dashboard.page import or_message, or_sentence, theme_of, view_of
+from memprof_dashboard.page import LATER, or_message, or_sentence, theme_of, view_of
 from memprof_dashboard.side.panel import SidePanel
 from memprof_dashboard.sources import MemprofError, Workspace
 from memprof_dashboard.state import View, clock_of, shown
@@ -118,7 +118,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         except MemprofError:
             return None  # the verdict's place has the reason
 
-    @app.callback(Output(_FIRST, "className"), Output(_AXIS_SWITCH, "hidden"), Input(ids.PLACE, "data"))
+    @app.callback(Output(_FIRST, "className"), Output(_AXIS_SWITCH, "hidden"), Input(ids.PLACE, "data"), **LATER)
     def arrange(place: Any) -> Any:
         view = View.from_json(place)
         try:
@@ -128,9 +128,20 @@ def register(app: Dash, workspace: Workspace) -> None:
             return no_update, no_update  # the verdict's place has the reason
         return "first end-state" if is_end_state else "first", not has_clock
 
-    @app.callback(Output(ids.FACTS, "children"), Input(ids.WINDOW, "data"))
+    app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
+        ClientsideFunction("memprof", "splitRest"),
+        Output(ids.CURSOR, "data", allow_duplicate=True),
+        Output(ids.PLACE, "data", allow_duplicate=True),
+        Input(_DRAWN_AT, "data"),
+        State(ids.VIEW, "data"),
+        State(ids.TICK, "data"),
+        State(ids.CURSOR, "data"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(Output(ids.FACTS, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
-    def show_facts(window: Any) -> Any:
+    def show_facts(_: Any, window: Any) -> Any:
         view = view_of(window)
         return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
@@ -147,7 +158,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         start = {"first": -1, "end": -1, "at": -1, "storage": -1}
         return {"trace": view.other, "other": view.trace, **start, "count": clicks}
 
-    @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"))
+    @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"), **LATER)
     def list_ranks(place: Any) -> Any:
         return no_update if place is None else rank_options(workspace, View.from_json(place).trace)
 
@@ -194,7 +205,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     _move_cursor(app, workspace, ids.TIMELINE, _DRAWN_AT)
     _move_cursor(app, workspace, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
 
-    @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"))
+    @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"), **LATER)
     @or_sentence
     def read_out(cursor: Any) -> Any:
         view = view_of(cursor)

@@ -17,6 +17,8 @@ from memprof_dashboard.palette import THEMES, Theme
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 
+#: Options of a callback that answers after the first timeline, when its input comes.
+LATER: Any = {"prevent_initial_call": True}
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
-from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.analysis.report.module_tree import ModuleTree, folded_tree
 from memprof.analysis.report.moments import is_end_state_only
 from memprof.analysis.report.sources import Sources, find_sources
@@ -17,6 +16,10 @@ from memprof.trace.files.coded import Coded
 from memprof.trace.schema import NONE, Floats, Modules, Ops, Stacks, Steps, Storages, Table
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+
+if TYPE_CHECKING:
+    from memprof.analysis.allocator.device_verdict import DeviceVerdict
+    from memprof.analysis.leaks.leaks import LeakReport
 
 
 class Rank:
@@ -114,6 +117,8 @@ class Rank:
         Raises:
             BadInputError: The recording is damaged.
         """
+        from memprof.analysis.allocator.device_verdict import judge_device
+
         with self._lock:
             if budget_bytes not in self._verdicts:
                 self._verdicts = dict(list(self._verdicts.items())[-7:])
@@ -123,6 +128,8 @@ class Rank:
     @cached_property
     def leaks(self) -> LeakReport:
         """Whether memory grows from step to step, and what makes it grow."""
+        from memprof.analysis.leaks.leaks import find_leaks
+
         return find_leaks(self.trace)
 
     def step_peaks(self) -> dict[int, int]:

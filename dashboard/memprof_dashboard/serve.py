@@ -6,22 +6,24 @@ import contextlib
 import ctypes
 import logging
 import socket
+import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from memprof.errors import MemprofError, NotStartedError, UsageError
-from memprof_dashboard.app import create_app
-from memprof_dashboard.guard import new_token
-from memprof_dashboard.side.detail import address_of_editor
 from memprof_dashboard.sources import Source, open_sources, packed_file
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif.dry_frames import DryFrames
+
+if TYPE_CHECKING:
+    from dash import Dash
 
 #: Number of ports tried after the requested one.
 _TRIES = 50
@@ -86,22 +88,29 @@ def serve(
         view: What it shows first; None for the default.
         say: Called with messages about the page's address.
 
-    A job that is still before its first training step is waited for.
+    A job that is still before its first training step is waited for. The browser reads the page's scripts, half of its
+    time to the first plot, while the rest of the dashboard is imported here.
 
     Raises:
         BadInputError: A recording cannot be opened.
         UsageError: No port is free, nothing can listen on the address, or the editor is unknown.
     """
     _release_memory()
-    address = address_of_editor(editor)
     sources = open_started(paths, say)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
-    token = new_token()
+    with _without_ipython():
+        from memprof_dashboard.opening import Opening, guarded_app
+    from memprof_dashboard.guard import new_token
+    from memprof_dashboard.side.detail import address_of_editor
+
+    address, token = address_of_editor(editor), new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
     names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
+    settings: Any = {"token": token, "hosts": names, "prefix": prefix}
     dry_frames = DryFrames(may_run=may_run)
-    app = create_app(sources, token=token, hosts=names, prefix=prefix, editor=address, dry_frames=dry_frames)
-    server, taken = _listen(app.server, host, port)
+    frame = guarded_app(**settings)
+    made = ThreadPoolExecutor(1).submit(_make, sources, editor=address, dry_frames=dry_frames, **settings)
+    server, taken = _listen(Opening(frame, made), host, port)
     shown = f"[{host}]" if ":" in host else host
     search = (view or View()).to_search().replace("?", "&")
     url = f"http://{shown}:{server.port}{prefix}?token={token}{search}"
@@ -128,6 +137,25 @@ def open_started(paths: list[Path], say: Callable[[str], None]) -> list[Source]:
                 say(f"waiting for the first training step of {', '.join(map(str, paths))}; Ctrl-C stops")
             has_said = True
             time.sleep(_WAIT_S)
+
+
+@contextlib.contextmanager
+def _without_ipython() -> Iterator[None]:
+    """Keeps dash from importing IPython, which it does for notebooks wherever it is installed: a tenth of a second."""
+    if "IPython" in sys.modules:
+        yield
+        return
+    sys.modules["IPython"] = None  # type: ignore[assignment]  # importing it raises an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["IPython"]
+
+
+def _make(sources: list[Source], **settings: Any) -> Dash:
+    from memprof_dashboard.app import create_app
+
+    return create_app(sources, **settings)
 
 
 def _release_memory() -> None:

@@ -6,24 +6,19 @@ import contextlib
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memprof.analysis.allocator.allocator_report import fullest_rank
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
-from memprof.analysis.compared.allocation_sequence import (
-    AllocationSequence,
-    is_recording_file,
-    read_sequence,
-    sequence_of_recording,
-)
 from memprof.errors import BadInputError, MemprofError
 from memprof.trace.files.spool_folder import is_spool_folder
-from memprof.trace.importers import import_file
-from memprof.trace.importers.sniff import SNAPSHOT
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.running import is_being_written
 from memprof.trace.store import Trace
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.whatif.dry_frames import DryFrames
+
+# The page is served before what analyzes a recording is imported (see opening.py).
+if TYPE_CHECKING:
+    from memprof.analysis.compared.allocation_sequence import AllocationSequence
 
 #: Size and newest time of a recording's files, and whether they are still being written.
 _Stamp = tuple[int, int, bool]
@@ -79,6 +74,8 @@ class Source:
         if self._worst_rank is None:
             self._worst_rank = self.trace.rank
             if len(self.trace.ranks) > 1:
+                from memprof.analysis.allocator.allocator_report import fullest_rank
+
                 with contextlib.suppress(MemprofError):  # a job that is still running has no summaries
                     self._worst_rank = fullest_rank(self.trace)
         return self._worst_rank
@@ -92,6 +89,8 @@ class Source:
         Raises:
             BadInputError: There are none, or the file is damaged.
         """
+        from memprof.analysis.compared.allocation_sequence import read_sequence, sequence_of_recording
+
         with self._lock:
             if number not in self._sequences:
                 device = number if number in self.trace.ranks else None
@@ -211,7 +210,14 @@ def open_sources(paths: list[Path]) -> list[Source]:
 
 def _open(path: Path) -> tuple[Trace, bool]:
     """Returns a file's trace, imported where it is not a recording, and whether it is a memory snapshot."""
-    if path.suffix == ".memprof" or not path.is_file() or is_recording_file(path):
+    if path.suffix == ".memprof" or not path.is_file():
+        return Trace.open(path), False
+    from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.analysis.compared.allocation_sequence import is_recording_file
+    from memprof.trace.importers import import_file
+    from memprof.trace.importers.sniff import SNAPSHOT
+
+    if is_recording_file(path):
         return Trace.open(path), False
     imported = import_file(path, block_sizes=imported_block_sizes)
     return Trace.of(imported.ranks, path), imported.kind == SNAPSHOT

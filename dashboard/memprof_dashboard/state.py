@@ -187,7 +187,7 @@ def on_click(view: View, rank: Rank, click: dict[str, Any]) -> View:
 
 
 def on_key(view: View, rank: Rank, key: str, *, is_shifted: bool) -> View:
-    """Moves by key: arrows by operator, shift by step, P to the peak, + and - zoom, Home shows everything."""
+    """Moves by key: arrows by operator, shift by step, P to the peak; the browser zooms."""
     history, now = rank.history, shown(view, rank)
     if not history.ops:
         return view
@@ -197,17 +197,6 @@ def on_key(view: View, rank: Rank, key: str, *, is_shifted: bool) -> View:
         return _followed(view.change(at=min(max(at, 0), history.ops - 1), storage=-1), rank)
     if key in ("p", "P"):
         return view.change(at=history.peak(now.first, now.end), storage=-1)
-    if key in ("+", "=", "-"):
-        factor = 2.0 if key == "-" else 0.5
-        centre = now.at if now.first <= now.at < now.end else (now.first + now.end) // 2
-        return _windowed(
-            view,
-            rank,
-            round(centre - (centre - now.first) * factor),
-            round(centre + (now.end - centre) * factor),
-        )
-    if key == "Home":
-        return view.change(first=0, end=history.ops)
     if key == "Escape":
         return view.change(storage=-1, find="")
     return view

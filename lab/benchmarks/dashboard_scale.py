@@ -23,9 +23,13 @@ _SIZES = ((10_000, 32), (1_000_000, 32), (10_000_000, 320))
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 _HAS_TIMELINE = "() => !!document.querySelector('#timeline .main-svg .scatterlayer .trace')"
 #: Presses a key, and tells after how many milliseconds what it changes was on the screen; fails after a minute.
-_PRESS = """([key, selector, isFigure]) => new Promise((resolve, reject) => {
+_PRESS = """([key, selector, what]) => new Promise((resolve, reject) => {
   const element = () => document.querySelector(selector);
-  const state = () => isFigure ? element()?.data?.at(-2)?.x?.bdata?.slice(0, 40) : element()?.textContent;
+  const state = {
+    columns: () => element()?.data?.[0]?.x?.bdata?.slice(0, 40),
+    range: () => element()?.layout?.xaxis?.range?.join(),
+    text: () => element()?.textContent,
+  }[what];
   const before = state(), start = performance.now();
   document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
   const look = () => state() !== before ? requestAnimationFrame(() => resolve(performance.now() - start))
@@ -49,8 +53,9 @@ def measure(folder: Path, *, quick: bool) -> Section:
     return Section(
         "The dashboard",
         "`memprof dashboard` in headless Chromium on the same machine. first: from the start of the process to the "
-        "first timeline. zoom, cursor: from the key to the screen, medians. table: the answer with what is alive at "
-        "the cursor. server: resident memory. sent, answered: the largest request and answer.",
+        "first timeline. at once: from the key to the drawn columns enlarged; zoom: to those of the new range; cursor: "
+        "to the screen; medians. table: the answer with what is alive at the cursor. server: resident "
+        "memory. sent, answered: the largest request and answer.",
         ("recording", *columns),
         [(name, *(_cell(row[column]) for column in columns)) for name, row in figures.items()],
         Bar(
@@ -92,11 +97,12 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
             first = time.monotonic() - start
             page.wait_for_load_state("networkidle")
             page.on("requestfinished", hear)
-            zooms, cursors = [], []
-            for number in range(repetitions):
-                zooms.append(page.evaluate(_PRESS, ["-" if number % 2 else "+", "#timeline .js-plotly-plot", True]))
-                page.wait_for_load_state("networkidle")
-                cursors.append(page.evaluate(_PRESS, ["ArrowLeft", "#readout", False]))
+            at_once, zooms, cursors = [], [], []
+            for _ in range(repetitions):
+                for key, what, taken in (("+", "range", at_once), ("-", "columns", zooms)):
+                    taken.append(page.evaluate(_PRESS, [key, "#timeline .js-plotly-plot", what]))
+                    page.wait_for_load_state("networkidle")
+                cursors.append(page.evaluate(_PRESS, ["ArrowLeft", "#readout", "text"]))
                 page.wait_for_load_state("networkidle")
             page.keyboard.press("Home")
             page.wait_for_timeout(1_000)
@@ -105,6 +111,7 @@ def _figures(trace: Path, repetitions: int) -> dict[str, float]:
         browser.close()
     return {
         "first, s": first,
+        "at once, ms": statistics.median(at_once),
         "zoom, ms": statistics.median(zooms),
         "cursor, ms": statistics.median(cursors),
         "table, ms": statistics.median(tables),

@@ -32,7 +32,7 @@ from memprof.cli.pages.allocations_page import (
     picture,
     text_at,
 )
-from memprof.launch.dry.dry_snapshots import collect_snapshots
+from memprof.launch.dry.dry_outcome import collect_snapshots
 from memprof.launch.parent.target import find_target
 from memprof.machines.card import LT_WORKSPACE_BYTES, architecture_of
 from memprof.machines.catalogue import find_machine

@@ -21,8 +21,7 @@ sys.path[0] = str(ROOT)  # so that lab.* is found however this file is started
 
 from rich.console import Console  # noqa: E402 - needs the path above
 
-from lab.benchmarks.page import write_pages  # noqa: E402
-from lab.benchmarks.section import Section, describe_machine  # noqa: E402
+from lab.benchmarks.section import Section, describe_machine, write_pages  # noqa: E402
 
 #: The benchmarks in the order of their tables, and where each is: a function of its name, or ``measure`` of its module.
 BENCHMARKS = {

@@ -132,9 +132,9 @@ def shoot(browser: Any, picture: Picture, theme: str, address: str) -> Path:
     context.close()
     with Image.open(path) as image:
         # The colours of a chart are few: a palette is a third of the size, and nothing is seen of it.
-        image.convert("RGB").quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        # Refined once by k-means, or the page's background may be of another tint.
+        look: Any = {"method": Image.Quantize.MAXCOVERAGE, "kmeans": 1, "dither": Image.Dither.NONE}
+        image.convert("RGB").quantize(_COLOURS, **look).save(path, optimize=True)
     return path
 
 

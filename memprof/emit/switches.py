@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.emit.emission import Request
 from memprof.emit.registry import target_named
-from memprof.policies.accumulate.seen import runs_in
-from memprof.policies.base import Policy
-from memprof.policies.plan.inside_wrappers import fitted
-from memprof.policies.plan.plan import Plan
+from memprof.policies.accumulate.batch import runs_in
+from memprof.policies.plan.plan import Plan, fitted
 from memprof.policies.runtime.model_names import WRAPPERS
 from memprof.trace.step import Step
 
@@ -69,11 +66,4 @@ def in_own_names(plan: Plan) -> Plan:
         return fitted(plan, set())
     if not model:
         return plan
-    return dataclasses.replace(plan, policies=tuple(_without_type(each, f"{model}.") for each in plan.policies))
-
-
-def _without_type(policy: Policy, prefix: str) -> Policy:
-    patterns = getattr(policy, "modules", ())
-    own = tuple(pattern.removeprefix(prefix) for pattern in patterns)
-    changes: dict[str, Any] = {"modules": own}
-    return policy if own == patterns else dataclasses.replace(policy, **changes)  # type: ignore[type-var]
+    return plan.with_patterns(lambda pattern: pattern.removeprefix(f"{model}."))

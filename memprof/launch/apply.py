@@ -11,9 +11,8 @@ from typing import cast
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.plan.inside_wrappers import fitted
 from memprof.policies.plan.patterns import match_modules
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, fitted
 from memprof.policies.plan.plan_file import read_plan
 from memprof.policies.plan.plan_tables import plan_to_tables
 from memprof.policies.plan.prediction import Prediction

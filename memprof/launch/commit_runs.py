@@ -11,8 +11,8 @@ from pathlib import Path
 from memprof.analysis.commits import Commit, Job, Measurement, append_to_history, read_history
 from memprof.analysis.diff.summary import Summary, summarise
 from memprof.errors import BadInputError, InconclusiveError
-from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.dry.job_server import dry_run
+from memprof.launch.dry.rank_processes import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import (
     NotExecutableError,
@@ -106,7 +106,7 @@ class CommitRuns:
         if not self._worktree.folder.is_dir():
             return unmeasured("the current folder does not exist at this commit.")
         self.count += 1
-        with tempfile.TemporaryDirectory(prefix="memprof-commit-") as scratch, self._inside():
+        with tempfile.TemporaryDirectory(prefix="memprof-commit-") as scratch, contextlib.chdir(self._worktree.folder):
             kept = Path(scratch) / "commit.memprof"
             try:
                 target = find_job(self._words)
@@ -119,10 +119,6 @@ class CommitRuns:
                 return Measurement(commit, self.job, summarise(Trace.open(kept)))
             except (BadInputError, InconclusiveError) as error:
                 return unmeasured(str(error))
-
-    def _inside(self) -> contextlib.AbstractContextManager[None]:
-        # A job runs in the folder of the process that starts it.
-        return contextlib.chdir(self._worktree.folder)
 
     def _can_isolate(self) -> bool:
         if self._is_apart is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -32,15 +33,14 @@ def write_own_files(spool: Path) -> None:
     )
     memprof = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     searched = tuple(folder for folder in _folders([*sys.path, memprof]) if not folder.startswith(installed))
+    is_installed = functools.cache(lambda folder: _folders([folder])[0].startswith(installed))  # few folders
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = {os.path.realpath(file) for file in files if isinstance(file, str) and os.path.isfile(file)}
+    loaded = [file for file in files if isinstance(file, str) and not is_installed(os.path.dirname(file))]
+    paths = {os.path.realpath(file) for file in loaded if os.path.isfile(file)}
     # At exit, the script's module has no file any more.
     script = getattr(getattr(sys.modules["__main__"], "__loader__", None), "path", None)
-    own = {
-        path
-        for path in paths
-        if path.startswith(searched) and not path.startswith((*installed, os.path.join(memprof, "")))
-    }
+    others = (*installed, os.path.join(memprof, ""))
+    own = {path for path in paths if path.startswith(searched) and not path.startswith(others)}
     own |= {os.path.realpath(script)} if isinstance(script, str) and os.path.isfile(script) else set()
     write_private(spool / _NAME.format(os.getpid()), json.dumps(sorted(own)))
 

@@ -82,7 +82,7 @@ class Repository:
         """
         base, head = self.commit(first), self.commit(last)
         found = self._log("--first-parent", "--reverse", f"{base.hash}..{head.hash}", "--")
-        if self._is_ancestor(base, head):
+        if _git(self.root, "merge-base", base.hash, head.hash).strip() == base.hash:
             return found
         raise GitError(f"{first} is not an ancestor of {last}: name an older commit first, then a newer one.")
 
@@ -143,9 +143,6 @@ class Repository:
         output = _git(self.root, "log", "--no-show-signature", "-z", f"--format={_FIELDS}", *words)
         fields = output.split("\0")
         return [Commit(*fields[at : at + 4]) for at in range(0, len(fields) - 3, 4)]
-
-    def _is_ancestor(self, base: Commit, head: Commit) -> bool:
-        return _git(self.root, "merge-base", base.hash, head.hash).strip() == base.hash
 
 
 @dataclass(frozen=True)

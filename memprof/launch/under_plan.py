@@ -7,7 +7,6 @@ import sys
 import traceback
 import weakref
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,9 +23,8 @@ from memprof.launch.apply import (
     module_names,
 )
 from memprof.launch.outcome.plan_marks import end_at_policy_errors, mark_applied, mark_idle, policy_at_fault, refuse
-from memprof.policies.base import Policy
 from memprof.policies.plan.patterns import match_modules
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, choosing, patterns_of
 from memprof.policies.plan.plan_file import parse_plan
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.runtime.job import Effect, Job
@@ -194,7 +192,7 @@ class UnderPlan:
 
     def _names_frozen(self, module: torch.nn.Module) -> bool:
         """Whether a pattern of the plan matches a module of this frozen model, and none of a trained one."""
-        patterns = [pattern for policy in self._plan.policies for pattern in _patterns(policy)]
+        patterns = [pattern for policy in self._plan.policies for pattern in patterns_of(policy)]
         if not patterns or next(parameters_of(module), None) is None:
             return False
         models = list(called_models(module))
@@ -209,7 +207,7 @@ class UnderPlan:
         policies, chosen = [], set()
         is_frozen = not is_trained(models[0].called)
         for number, policy in enumerate(self._plan.policies):
-            patterns = _patterns(policy)
+            patterns = patterns_of(policy)
             if is_frozen and not patterns:
                 continue
             names: list[str] = []
@@ -223,7 +221,7 @@ class UnderPlan:
             if not patterns or is_as_written:
                 policies.append(policy)
             elif names:
-                policies.append(_with_patterns(policy, names))
+                policies.append(choosing(policy, names))
             else:
                 continue
             chosen.add(number)
@@ -245,12 +243,6 @@ def under_plan(text: str, spool: Path) -> UnderPlan:
         refuse(f"the plan cannot be read in the job: {error}", spool)
 
 
-def _patterns(policy: Policy) -> tuple[str, ...]:
-    """Returns a policy's module patterns; none if it has no such setting."""
-    patterns = getattr(policy, "modules", ())
-    return patterns if isinstance(patterns, tuple) else ()
-
-
 def _find(pattern: str, models: list[CalledModel]) -> list[str] | None:
     """Finds a pattern's modules in the called model, the first; None if it is frozen and a trained one has matches.
 
@@ -261,12 +253,6 @@ def _find(pattern: str, models: list[CalledModel]) -> list[str] | None:
         return called.find(pattern)
     is_of_trained = called.trains(pattern) or any(is_trained(model.top) and model.holds(pattern) for model in others)
     return None if is_of_trained else called.find(pattern)
-
-
-def _with_patterns(policy: Policy, names: list[str]) -> Policy:
-    assert any(field.name == "modules" for field in fields(policy))  # type: ignore[arg-type]
-    changes: dict[str, Any] = {"modules": tuple(dict.fromkeys(names))}
-    return replace(policy, **changes)  # type: ignore[type-var]
 
 
 def _has_own_parameters(module: torch.nn.Module) -> bool:

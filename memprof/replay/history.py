@@ -87,7 +87,7 @@ class History:
         self.categories: tuple[str, ...] = (*known, *sorted(self._by_category.keys() - set(known)))
         if not self._workspace.any() and "workspace" not in self._by_category:
             self.categories = tuple(name for name in self.categories if name != "workspace")
-        self.total: Ints = self._total()
+        self.total: Ints = self._during(self.created, self.freed, self.size) + self._workspace
 
     def alive_bytes(self, category: str, op_ids: Ints) -> Ints:
         """Returns the live bytes of a category during some operators; over all categories they sum to ``total``."""
@@ -143,6 +143,3 @@ class History:
         np.subtract.at(change, np.where(freed == NONE, self.ops, freed + 1), size)
         alive: Ints = np.cumsum(change[:-1], out=change[:-1])
         return alive
-
-    def _total(self) -> Ints:
-        return self._during(self.created, self.freed, self.size) + self._workspace

@@ -25,57 +25,26 @@ from memprof.units import format_percent
 _PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
-@dataclass(frozen=True, eq=False)
-class StepTime:
-    """Breakdown of a step's time, in microseconds.
-
-    Attributes:
-        step_us: The whole step.
-        stream_us: Operator time by stream; compute is stream 0 on CPU.
-        executor_us: Step time beyond its busiest stream: Python, framework overhead and waiting. Negative where
-            operators timed one by one take longer than the step itself.
-        executor_ratio: Step time over the time of its busiest stream: what an additional operator costs per microsecond
-            of its own. At least 1; 1 where no operator has a time.
-        untimed_ops: Number of operators without a time.
-    """
-
-    step_us: float
-    stream_us: dict[int, float]
-    executor_us: float
-    executor_ratio: float
-    untimed_ops: int
-
-
-def step_time(step: Step) -> StepTime:
-    """Sums operator times by stream and compares them with the step's.
-
-    Operators alone never fill a step: Kirisame 2021 (Dynamic Tensor Rematerialization, section 5) finds real slowdowns
-    4 to 14 points above the summed recompute cost. The ratio captures this overhead, measured in the recording.
-    """
+def busiest_stream_us(step: Step) -> float:
+    """Returns the operator time of the busiest stream in microseconds, copies included; 0 where none has a time."""
     ops = step.ops
-    known = ~np.isnan(ops.duration_us) & (ops.kind != "allocation")
-    streams = {
-        int(stream): float(ops.duration_us[known & (ops.stream == stream)].sum()) for stream in np.unique(ops.stream)
-    }
-    busiest = max(streams.values(), default=0.0)
-    ratio = step.duration_us / busiest if busiest > 0 and step.duration_us > 0 else 1.0
-    return StepTime(
-        step_us=step.duration_us,
-        stream_us=streams,
-        executor_us=step.duration_us - busiest,
-        executor_ratio=max(1.0, ratio),
-        untimed_ops=int((~known & (ops.kind != "allocation")).sum()),
-    )
+    is_known = ~np.isnan(ops.duration_us) & (ops.kind != "allocation")
+    _, stream = np.unique(ops.stream, return_inverse=True)
+    return float(np.bincount(stream, np.where(is_known, ops.duration_us, 0.0)).max(initial=0.0))
 
 
 def op_cost_us(step: Step) -> Floats:
     """Returns the time that rerunning each operator adds to the step: its own time and its executor share.
 
+    Operators alone never fill a step: Kirisame 2021 (Dynamic Tensor Rematerialization, section 5) finds real slowdowns
+    4 to 14 points above the summed recompute cost. The step's time over that of its busiest stream, at least 1,
+    captures this overhead, measured in the recording.
+
     Returns:
         Microseconds, shape ``(ops,)``; 0 where the time is unknown.
     """
-    own = np.where(np.isnan(step.ops.duration_us), 0.0, step.ops.duration_us)
-    return own * step_time(step).executor_ratio
+    own, busy_us = np.where(np.isnan(step.ops.duration_us), 0.0, step.ops.duration_us), busiest_stream_us(step)
+    return own * (max(1.0, step.duration_us / busy_us) if busy_us > 0 else 1.0)
 
 
 @dataclass(frozen=True)
@@ -168,11 +137,10 @@ def scale_times(step: Step, recording: Rates | None, target: Rates) -> TimesElse
     scaled = dataclasses.replace(
         step, ops=ops.replace(duration_us=np.where(is_known, ops.duration_us * ratio, ops.duration_us))
     )
-    before, after = step_time(step), step_time(scaled)
-    busy = max(before.stream_us.values(), default=0.0), max(after.stream_us.values(), default=0.0)
+    busy, busy_there = busiest_stream_us(step), busiest_stream_us(scaled)
+    beyond = step.duration_us - busy  # Python, framework overhead and waiting
     # Operators timed one by one may take longer than the step: then it shrinks in proportion.
-    beyond = before.executor_us
-    duration = busy[1] + beyond if beyond >= 0 or busy[0] <= 0 else step.duration_us * busy[1] / busy[0]
+    duration = busy_there + beyond if beyond >= 0 or busy <= 0 else step.duration_us * busy_there / busy
     share = float(own[is_known].sum() / own.sum()) if own.sum() > 0 else 0.0
     left = int((~is_known & (own > 0)).sum())
     how = (

@@ -224,6 +224,7 @@ class Manifest(_Json):
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
             be, or where that is unknown.
         notes: Sentences for the reader of a report.
+        categories: Rules of categories by the user's own patterns, each ``name=pattern``.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -254,6 +255,7 @@ class Manifest(_Json):
     window: Window = field(default_factory=Window)
     op_times: str = "none"
     notes: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
 
 def number_ranks(manifests: Sequence[Manifest]) -> list[Manifest]:

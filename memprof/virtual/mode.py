@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from memprof.recorder.calls.dispatch_modes import follow, is_higher_order
-from memprof.recorder.calls.packets import overloads
 from memprof.recorder.calls.read_values import deciding, is_read
+from memprof.recorder.calls.torch_state import overloads
 from memprof.trace.operator_facts import COMPARES, READS_NUMBER
 from memprof.virtual.ranks.collectives import place_of_group, returned_argument
 from memprof.virtual.refusals import cannot, refuse_endless, require_cuda, without_kernel, without_size

@@ -19,7 +19,7 @@ from memprof.recorder.compiled.uncompiled import trace_initializer
 from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.trace.files.spool import DRY_RUN
-from memprof.virtual.compiling.compiled_updates import after_first, is_update
+from memprof.virtual.compiling.virtual_compiler import after_first, is_update
 from memprof.virtual.pools import follow_pools, load_real_data
 from memprof.virtual.ranks.dry_rank import DryRank
 from memprof.virtual.refusals import refuse_missing_device

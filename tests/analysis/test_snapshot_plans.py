@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.snapshot_plans.change import Change
+from memprof.analysis.snapshot_plans.change import Change, PlannedStep, step_to_plan
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
 from memprof.analysis.snapshot_plans.layers import checkpoint_change, find_layers
-from memprof.analysis.snapshot_plans.planned_step import PlannedStep, step_to_plan
 from memprof.analysis.snapshot_plans.sizes import size_changes
 from memprof.analysis.snapshot_plans.updates import update_changes
 from memprof.cli.main import main

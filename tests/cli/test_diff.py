@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memprof.analysis.diff.comparison import Change, compare, open_side
 from memprof.cli.main import main
 from memprof.trace.schema import NONE, TABLES, Modules, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
+from tests.trace.importers.writing import FORWARD, MIB, TRAIN, block, entry, frame, freed, segment, snapshot, write
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 PEAK = 93_237_072
@@ -225,3 +227,22 @@ def test_check_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert "limits growth, which needs a base: memprof diff base.memprof base.memprof" in message
     Path("pyproject.toml").write_text("[tool.memprof.gates]\nfail = ['peak>+2%', 'peak>80MiB']\n")
     run(capsys, "diff", "base.memprof", status=4)
+
+
+def test_one_file_of_two_imported_snapshots(capsys: pytest.CaptureFixture[str]) -> None:
+    """--by file and --by folder sum the lines, also after an edit above the model's moved them; other tables go."""
+    for name, line, size in (("before", 3, MIB), ("after", 5, 3 * MIB)):
+        frames = [frame(f"/job/model/net.py:{line}", "forward"), *FORWARD[1:]]
+        history = [entry("alloc", 0, MIB, TRAIN), entry("alloc", MIB, size, frames), *freed(MIB, size)]
+        write(Path(f"{name}.pickle"), snapshot([segment(0, block(MIB))], history))
+        run(capsys, "import", f"{name}.pickle")
+    words = run(capsys, "diff", "before.memprof", "after.memprof", "--by", "file")
+    assert [line.split()[:5] for line in words.splitlines() if line.startswith(("model/", "train.py"))] == [
+        ["model/net.py", "1.00", "MiB", "3.00", "MiB"]
+    ]
+    assert "by line of code" not in words
+    words = run(capsys, "diff", "before.memprof", "after.memprof", "--by", "folder", "--format", "markdown")
+    assert "What changed, by folder" in words
+    focus = compare([open_side("before.memprof")], [open_side("after.memprof")]).focus
+    assert focus.parts["file"] == (Change("model/net.py", MIB, 3 * MIB), Change("train.py", MIB, MIB))
+    assert focus.parts["folder"] == (Change("model/", MIB, 3 * MIB), Change("./", MIB, MIB))

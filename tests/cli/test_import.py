@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+from memprof.analysis.allocator.imported_parts import import_parts
 from memprof.cli.main import main
+from memprof.errors import BadInputError
+from memprof.trace.importers import import_file
+from memprof.trace.importers.pickles import pickle_stream
+from memprof.trace.schema import AllocatorEvents, Memory, Stacks
 from memprof.trace.store import Trace
 from tests.trace.importers.test_kineto import job
-from tests.trace.importers.writing import DATA, MIB, block, entry, segment, small_job, snapshot, write
+from tests.trace.importers.writing import (
+    DATA,
+    FORWARD,
+    MIB,
+    TRAIN,
+    block,
+    entry,
+    freed,
+    segment,
+    small_job,
+    snapshot,
+    write,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +175,131 @@ def test_warns_before_loading_what_may_not_fit(
     _, err = run(capsys, "import", "snapshot.pickle", "-f")
     assert err.startswith("memprof: loading snapshot.pickle may take up to ")
     assert "wrote snapshot.memprof" in err
+
+
+def patterns(text: str) -> None:
+    Path("mine.toml").write_text(f"[categories]\n{text}\n")
+
+
+def test_memory_is_named_by_the_users_own_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first pattern that matches file:function of any frame names it, in the report and from the import on."""
+    history = [
+        entry("alloc", 0, MIB, TRAIN),
+        entry("alloc", MIB, 2 * MIB, FORWARD),  # in model.py, called by train.py
+        entry("alloc", 3 * MIB, 3 * MIB),
+    ]
+    end = segment(0, *(block(size * MIB) for size in (1, 2, 3)))
+    write(Path("snapshot.pickle"), snapshot([end], history))
+    run(capsys, "import", "snapshot.pickle")
+    patterns("'model\\.py:forward$' = \"my model\"\n'job/.*:main' = \"the rest\"\n'model' = \"never\"")
+    asked = ("report", "snapshot.memprof", "--by", "category")
+    assert "my model" not in run(capsys, *asked)[0]
+    out, _ = run(capsys, *asked, "--categories", "mine.toml")
+    rows = [line.split("  ") for line in out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[0] in ("my model", "the rest")] == [
+        ("my model", "pattern"),
+        ("the rest", "pattern"),
+    ]
+    out, _ = run(capsys, *asked, "--categories", "mine.toml", "--json")
+    assert json.loads(out)["at_peak"]["by_category"] == {"temporary": 3 * MIB, "my model": 2 * MIB, "the rest": MIB}
+    run(capsys, "import", "snapshot.pickle", "-f", "--categories", "mine.toml")
+    assert run(capsys, *asked)[0] == run(capsys, *asked, "--categories", "mine.toml")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("'(a+' = 'x'", 2, "invalid pattern '(a+': missing ): (a+"),
+        ("'(?=a)' = 'x'", 2, "invalid pattern '(?=a)': invalid perl operator"),
+        ("'(a{1000}){1000}' = 'x'", 2, "invalid pattern"),
+        ("'a' = 'x=y'", 2, "invalid name 'x=y' for 'a'"),
+        ("'a' = 7", 2, "invalid name 7 for 'a'"),
+        ("[other]", 2, "unknown key 'other'"),
+        ("", 2, "must have 1 to 100 patterns"),
+        ("a = ", 5, "is not valid TOML"),
+    ],
+)
+def test_patterns_that_are_none_end_with_a_sentence(
+    text: str, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A regular expression that would take exponential time takes none here; what is no pattern is named."""
+    patterns(text)
+    for verb in ("import", "report"):
+        _, err = run(capsys, verb, "snapshot.pickle", "--categories", "mine.toml", status=status)
+        assert words in err
+        assert err.count("\n") == 1
+    patterns(f"'({'(a+)+' * 50})+$' = 'x'")
+    run(capsys, "import", "snapshot.pickle", "-f", "--categories", "mine.toml")
+
+
+def long_history(entries: int) -> dict[str, Any]:
+    """Blocks that come and go over two that stay, one of them from before the history, with two lines of code."""
+    history, alive = [entry("alloc", 4 * MIB, MIB, TRAIN, time_us=1)], []
+    for number in range(entries):
+        place = 8 * MIB + number % 7 * MIB
+        if place in alive:
+            alive.remove(place)
+            history += freed(place, MIB, frames=FORWARD, time_us=number + 2)
+        history.append(entry("alloc", place, MIB, FORWARD if number % 3 else TRAIN, time_us=number + 2))
+        alive.append(place)
+    held = [
+        block(MIB) if number in (0, 4) or (number * MIB in alive) else block(MIB, "inactive") for number in range(18)
+    ]
+    return snapshot([segment(0, *held)], history)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_parts_of_a_history_are_what_the_whole_has(
+    protocol: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part begins with what the parts before it left, so that every counter, block and line is the whole's."""
+    monkeypatch.setattr(pickle_stream, "_PIECE_BYTES", 1000)  # parts begin where a piece does
+    path = folder / "long.pickle"
+    path.write_bytes(pickle.dumps(long_history(300), protocol))
+    ((_, whole),) = import_file(path, block_sizes=imported_block_sizes).ranks
+    found = {number: imported for number, _, imported in import_parts(path, 6_000, None, lambda what, share: None)}
+    assert len(found) > 3
+    parts = [found[number].ranks[0] for number in sorted(found)]
+    for name in ("allocated_bytes", "reserved_bytes"):
+        joined = np.concatenate([getattr(tables[Memory], name)[1:] for _, tables in parts])
+        assert joined.tolist() == getattr(whole[Memory], name)[1:].tolist()
+    assert [manifest.capture.is_complete for manifest, _ in parts] == [True] * len(parts)
+    events = np.concatenate(
+        [tables[AllocatorEvents].block_bytes[tables[AllocatorEvents].index >= 0] for _, tables in parts]
+    )
+    assert events.tolist() == whole[AllocatorEvents].block_bytes[whole[AllocatorEvents].index >= 0].tolist()
+    stays = parts[1][1][Stacks].frames
+    assert any(text.startswith("/job/train.py") for text in stays)  # of the block that the first part allocated
+
+
+def test_a_file_is_split_into_recordings(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """--split writes numbered recordings; what is no pickle of torch, or has several devices, is refused."""
+    run(capsys, "import", "snapshot.pickle", "--split", "1MiB")
+    assert run(capsys, "report", "snapshot-1.memprof")[0].startswith("peak 8.00 MiB")
+    assert "exists already" in run(capsys, "import", "snapshot.pickle", "--split", "1MiB", status=2)[1]
+    assert "No such file" in run(capsys, "import", "none.pickle", "--split", "1MiB", status=5)[1]
+    assert "too small" in run(capsys, "import", "snapshot.pickle", "--split", "7", status=2)[1]
+    two = snapshot((), [entry("alloc", 0, MIB)], [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)])
+    write(folder / "two.pickle", two)
+    assert "devices 0, 1: choose --only" in run(capsys, "import", "two.pickle", "--split", "1MiB", status=2)[1]
+    (folder / "own.toml").write_text("[categories]\n'train' = 'ours'\n")
+    run(capsys, "import", "two.pickle", "--split", "1MiB", "--only", "cuda:1", "--categories", "own.toml")
+    manifest = Trace.open("two-1.memprof").manifest
+    assert (manifest.rank, bool(manifest.categories)) == (1, True)
+    for option in (("--rank", "3"), ("--json",)):
+        assert "do not go with it" in run(capsys, "import", "two.pickle", "--split", "1MiB", *option, status=2)[1]
+
+
+def test_nothing_hostile_is_split(folder: Path) -> None:
+    """What imports a name, is cut short anywhere, or has opcodes of other kinds is refused, and nothing is run."""
+    sound = pickle.dumps(long_history(3), 4)
+    hostile = [pickle.dumps({"device_traces": [[print]]}), pickle.dumps({"device_traces": {(("a",), 1): 2}})]
+    hostile += [sound[:size] for size in range(1, len(sound) - 1, 97)] + [
+        b"\x80\x04}(r\xff\xff\xff\x7f.",
+        b"(((",
+        b"\x80\x04.",
+    ]
+    for content in hostile:
+        (folder / "bad.pickle").write_bytes(content)
+        with pytest.raises(BadInputError):
+            list(import_parts(folder / "bad.pickle", 1 << 20, None, lambda what, share: None))

@@ -230,18 +230,16 @@ def test_no_listed_plan_reserves_more_than_a_device_has() -> None:
     """As modelled, or as a dry run showed: that counts where one was made, and a plan that exceeded goes."""
     trace = Trace.open(SAMPLES / "gpt-h200" / "run.memprof")
     basis = basis_of(trace)
-    for percent in (90, 80):
-        budget = basis.peak_bytes * percent // 100
-        found = suggest(trace, basis, SearchRequest(budget, allow=("checkpoint", "allocator"), counts_reserved=True))
-        assert found.plans
-        assert all(reserved is not None and reserved <= budget for reserved in found.reserved)
-        best, number = found.plans[0], found.reserved[0] or 0
-        less, more = (
-            Checked(best.plan, best.peak_bytes, budget, best.peak_bytes, "", 0, size)
-            for size in (number // 2, 2 * budget)
-        )
-        assert found.with_dry_runs((less,), best).reserved[0] == number // 2
-        assert best not in found.with_dry_runs((more,)).plans
+    budget = basis.peak_bytes * 8 // 10
+    found = suggest(trace, basis, SearchRequest(budget, allow=("checkpoint", "allocator"), counts_reserved=True))
+    assert found.plans
+    assert all(reserved is not None and reserved <= budget for reserved in found.reserved)
+    best, number = found.plans[0], found.reserved[0] or 0
+    less, more = (
+        Checked(best.plan, best.peak_bytes, budget, best.peak_bytes, "", 0, size) for size in (number // 2, 2 * budget)
+    )
+    assert found.with_dry_runs((less,), best).reserved[0] == number // 2
+    assert best not in found.with_dry_runs((more,)).plans
 
 
 def test_budget_that_is_met_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:

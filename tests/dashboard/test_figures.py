@@ -276,6 +276,9 @@ def test_narrow_peak_is_enlarged_in_an_inset() -> None:
     assert low > 0.08 + 0.92 * 11 / (1.12 * 41)  # above all that is drawn below it
     assert figure.layout.xaxis3.domain[1] < 0.35  # the label of the peak is on its other side
     assert not any(line.xaxis == "x3" for line in timeline(history, 690, 710, LIGHT).data)
+    history.step[200:1500], history.step[1500:] = 1, 2
+    steps = [shape for shape in timeline(history, 0, 2000, LIGHT).layout.shapes if shape.line.dash == "dot"]
+    assert [(shape.x0, shape.y1) for shape in steps] == [(200, low), (1500, 1)]
 
 
 def test_columns_are_equally_long_on_an_axis_of_time() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import pytest
 pytest.importorskip("dash")
 
 from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from memprof_dashboard import serve
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token, own_path
+from memprof_dashboard.opening import Opening, guarded_app
 from memprof_dashboard.sources import open_sources
 
 TOKEN = "the-token-of-this-test"
@@ -55,6 +59,29 @@ def test_the_printed_address_opens_it(friend: FlaskClient) -> None:
     cookie = fresh.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
+
+
+def test_the_page_is_served_while_the_rest_is_imported(app: Any) -> None:
+    """The page and its scripts come at once, to friends alone; data once the app is there."""
+    made: Future[Any] = Future()
+    opening = Opening(guarded_app(TOKEN, ["localhost"], "/"), made)
+    assert Client(opening).get("/").status_code == 403
+    browser = Client(opening)
+    assert browser.get(f"/?token={TOKEN}").status_code == 302
+    page = browser.get(HOME)
+    own = app.server.test_client().get(f"/?token={TOKEN}", follow_redirects=True)
+    pages = [re.sub(r'"end_id":"[^"]*"', "", answer.text) for answer in (page, own)]  # of each app's own secret
+    assert pages[0] == pages[1]
+    (script,) = re.findall(r'<script src="([^"]*plotly.min.js)"', page.text)
+    assert browser.get(script).status_code == 200
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(browser.get(f"{HOME}_dash-layout")))
+    asking.start()
+    asking.join(0.05)
+    assert asking.is_alive()
+    made.set_result(app)
+    asking.join()
+    assert "memprof" in answers[0].text
 
 
 @pytest.mark.parametrize(

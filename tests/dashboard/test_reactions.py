@@ -56,15 +56,11 @@ def test_what_a_view_shows(rank: Rank, view: View, expected: Shown) -> None:
         ("ArrowLeft", True, View(at=13, first=10, end=20), (0, 10, 3)),
         ("ArrowRight", True, View(at=13, first=10, end=20), (10, 20, 13)),
         ("p", False, View(at=1, first=0, end=6), (0, 6, 3)),
-        ("+", False, View(at=10, first=0, end=20), (5, 15, 10)),
-        ("-", False, View(at=10, first=5, end=15), (0, 20, 10)),
-        ("+", False, View(at=2, first=0, end=4), (0, 4, 2)),
-        ("Home", False, View(at=2, first=0, end=4), (0, 20, 2)),
         ("q", False, View(at=2, first=0, end=4), (0, 4, 2)),
     ],
 )
 def test_keys(rank: Rank, key: str, is_shifted: bool, view: View, expected: tuple[int, int, int]) -> None:
-    """Arrows, P, plus, minus and Home, at the ends and in between."""
+    """Arrows and P, at the ends and in between."""
     assert shown(on_key(view, rank, key, is_shifted=is_shifted), rank) == Shown(*expected)
 
 
@@ -126,7 +122,7 @@ def test_nothing_happens_where_nothing_was_recorded(nothing: Rank) -> None:
     """No key, drag or click is a fault without operators."""
     view = View()
     assert shown(view, nothing) == Shown(0, 0, 0)
-    for key in ("ArrowRight", "ArrowLeft", "p", "+", "-", "Home"):
+    for key in ("ArrowRight", "ArrowLeft", "p"):
         assert on_key(view, nothing, key, is_shifted=True) == view
     assert on_click(view, nothing, {"points": [{"x": 1}]}) == view
     assert shown(on_zoom(view, nothing, {"xaxis.range": [0, 5]}), nothing) == Shown(0, 0, 0)

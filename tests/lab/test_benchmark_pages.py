@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.benchmarks import allocator, estimates, page, plans, planted_changes, remat, unseen
+from lab.benchmarks import allocator, estimates, plans, planted_changes, remat, section, unseen
 from lab.benchmarks.section import Bar, Section
 
 Rows = Sequence[tuple[str, ...]]
@@ -29,10 +29,13 @@ BRIEFS: dict[str, Callable[[Rows], tuple[tuple[str, ...], list[tuple[str, ...]]]
 def test_a_short_table_is_that_of_its_file(title: str) -> None:
     """Every cell of the page is made of the rows in the file that the section names."""
     part = (
-        (page.DOCS / "benchmarks.md").read_text(encoding="utf-8").partition(f"### {title}\n")[2].partition("\n### ")[0]
+        (section.DOCS / "benchmarks.md")
+        .read_text(encoding="utf-8")
+        .partition(f"### {title}\n")[2]
+        .partition("\n### ")[0]
     )
     name = part.partition("Every row: `")[2].partition("`")[0]
-    with (page.ROOT / name).open(encoding="utf-8", newline="") as file:
+    with (section.ROOT / name).open(encoding="utf-8", newline="") as file:
         columns, *rows = map(tuple, csv.reader(file))
     table = Section(title, "how", columns, rows, brief=BRIEFS[title](rows)).markdown().partition("how\n\n")[2]
     assert table.count("\n") >= 3
@@ -41,20 +44,20 @@ def test_a_short_table_is_that_of_its_file(title: str) -> None:
 
 def test_a_page_keeps_what_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sections, their bars and rows of other pages stay; a long table is a file, its page has the short one."""
-    monkeypatch.setattr(page, "ROOT", tmp_path)
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(section, "ROOT", tmp_path)
+    monkeypatch.setattr(section, "RESULTS", tmp_path / "results")
     path = tmp_path / "benchmarks.md"
     elsewhere, kept = "| [H200](gpu.md#figures) | 1 | 2 | yes |", "| [Kept](#kept) | 3 | 4 | yes |"
     table = f"| what | measured | bar | met |\n|---|---|---|---|\n{kept}\n{elsewhere}\n| [Anew](#anew) | 5 | 6 | yes |"
     path.write_text(
-        f"# Page\n\n{page.SUMMARY_BEGIN}\n{table}\n{page.SUMMARY_END}\n\n"
-        f"{page.BEGIN}\n### Anew\n\nformer\n\n### Kept\n\nas it is\n{page.END}\ntail\n",
+        f"# Page\n\n{section.SUMMARY_BEGIN}\n{table}\n{section.SUMMARY_END}\n\n"
+        f"{section.BEGIN}\n### Anew\n\nformer\n\n### Kept\n\nas it is\n{section.END}\ntail\n",
         encoding="utf-8",
     )
     bar, brief = Bar("at most 2", "3", passed=False), (("n",), [("2",)])
-    page.write_page(path, [Section("Anew", "how", ("n",), [("1",), ("3",)], bar, brief=brief)])
+    section.write_page(path, [Section("Anew", "how", ("n",), [("1",), ("3",)], bar, brief=brief)])
     text = path.read_text(encoding="utf-8")
-    assert f"{elsewhere}\n| [Anew](#anew) | 3 | at most 2 | **no** |\n{kept}\n{page.SUMMARY_END}" in text
+    assert f"{elsewhere}\n| [Anew](#anew) | 3 | at most 2 | **no** |\n{kept}\n{section.SUMMARY_END}" in text
     assert "former" not in text
     assert "| n |\n|---|\n| 2 |\n" in text
     assert text.endswith("### Kept\n\nas it is\n<!-- measured: end -->\ntail\n")

@@ -14,8 +14,13 @@ import pytest
 from memprof.analysis.plans.basis import Basis, basis_of
 from memprof.analysis.plans.frames import steps_of_frame
 from memprof.analysis.plans.suggest import suggest
-from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
-from memprof.launch.dry.dry_compiled import _is_combinable, compiled_plans
+from memprof.launch.dry.dry_compiled import (
+    _is_combinable,
+    compiled_plans,
+    compiles_itself,
+    repeated_layers,
+    short_precision,
+)
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.job_server import DryRequest
 from memprof.planners.search.request import SearchRequest

@@ -16,7 +16,7 @@ import pytest
 from memprof.launch.fit.request import claim_outputs
 from memprof.launch.parent.target import CannotStartError
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.plan_queue import Shortlist
+from memprof.planners.search.plan_queue import PlanQueue
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
@@ -268,6 +268,17 @@ def answer(search_request: SearchRequest, *fitting: Candidate) -> SearchResult:
     )
 
 
+def queue_of(search_request: SearchRequest, *fitting: Candidate) -> tuple[PlanQueue, list[SearchRequest]]:
+    """Returns a queue whose further searches find nothing, and the requests of these searches."""
+    requests: list[SearchRequest] = []
+
+    def search(request: SearchRequest) -> SearchResult:
+        requests.append(request)
+        return answer(request)
+
+    return PlanQueue(answer(search_request, *fitting), search), requests
+
+
 def test_fastest_plan_comes_first_and_errors_count_for_their_kind() -> None:
     """A run 15 bytes above its prediction rules out plans of its kind with less room than that, and no other."""
     search_request = SearchRequest(budget_bytes=100, is_checked=True)
@@ -277,22 +288,22 @@ def test_fastest_plan_comes_first_and_errors_count_for_their_kind() -> None:
         tried(85, 14, Checkpoint(("c",))),
     )
     other = tried(99, 13, Swap(("a",), to="disk"))
-    shortlist = Shortlist(search_request)
-    shortlist.add(answer(search_request, fast, tight, other, roomy))
-    assert shortlist.next() is fast
-    shortlist.note_above(fast, 110, is_reserved=False)
-    assert shortlist.next() is other  # tight would need 105
-    shortlist.note_above(other, 101, is_reserved=False)
-    assert shortlist.next() is roomy
+    queue, requests = queue_of(search_request, fast, tight, other, roomy)
+    assert queue.next() is fast
+    queue.note_above(fast, 110)
+    assert queue.next() is other  # tight would need 105
+    queue.note_above(other, 101)
+    assert queue.next() is roomy
     # What follows is a search for plans of these kinds with as much more room, and of others as they are predicted.
-    again = shortlist.tightened({search_request})
-    assert again is not None
+    again = requests[-1]
     assert [again.needed(one) for one in (fast, other, tried(95, 11, OptimizerPolicy(in_backward=True)))] == [
         110,
         101,
         95,
     ]
-    assert shortlist.tightened({search_request, again}) is None
+    queue.note_refused(roomy)
+    assert queue.next() is None
+    assert len(requests) == 2  # no search is repeated
 
 
 def test_refused_plan_rules_out_those_that_hold_it() -> None:
@@ -302,15 +313,13 @@ def test_refused_plan_rules_out_those_that_hold_it() -> None:
     same = tried(80, 12, Accumulate(4))
     more = tried(70, 13, Accumulate(4), Checkpoint(("a",)))
     other = tried(60, 14, Checkpoint(("a",)))
-    shortlist = Shortlist(search_request)
-    shortlist.add(answer(search_request, refused, same, more, other))
-    shortlist.note_refused(refused)
-    assert shortlist.next() is other
+    queue, requests = queue_of(search_request, refused, same, more, other)
+    queue.note_refused(refused)
+    assert queue.next() is other
     # Other modules may do where some did not.
-    shortlist.note_refused(other)
-    assert shortlist.next() is None
-    tighter = shortlist.tightened({search_request})
-    assert tighter is not None
+    queue.note_refused(other)
+    assert queue.next() is None
+    (tighter,) = requests
     assert tighter.forbid == ("accumulate",)
     assert tighter.budget_bytes == search_request.budget_bytes
 
@@ -322,7 +331,6 @@ def test_verified_plan_rules_out_those_that_do_more() -> None:
     like = tried(80, 12, Checkpoint(("b",)))
     more = tried(70, 13, Checkpoint(("b",)), OptimizerPolicy(in_backward=True))
     other = tried(60, 14, OptimizerPolicy(in_backward=True))
-    shortlist = Shortlist(search_request)
-    shortlist.add(answer(search_request, first, like, more, other))
-    shortlist.note_verified(first)
-    assert shortlist.next() is other
+    queue, _ = queue_of(search_request, first, like, more, other)
+    queue.note_verified(first)
+    assert queue.next() is other

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memprof.cli.main import main
-from memprof.launch.dry.isolation import command_apart, why_not_apart
+from memprof.launch.dry.rank_processes import command_apart, why_not_apart
 from tests.warm import client
 
 WRITING = """

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from memprof.launch.dry import job_server
-from memprof.launch.dry.isolation import why_not_apart
 from memprof.launch.dry.job_server import DryRequest, JobServer
+from memprof.launch.dry.rank_processes import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import find_command, find_script
 from memprof.policies.accumulate.policy import Accumulate

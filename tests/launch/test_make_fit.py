@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,9 @@ from torch.optim import optimizer as torch_optimizer
 import memprof
 from memprof.errors import PolicyError, UsageError
 from memprof.launch.live.live_fit import LiveFit
-from memprof.launch.live.policies import live_policies, plan_for
+from memprof.launch.live.make_fit import live_policies
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, plan_for
 from memprof.policies.registry import policy_types
 
 STEPS = 10
@@ -260,7 +261,7 @@ for _ in range(2):
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
         timeout=120,
         check=False,
     )

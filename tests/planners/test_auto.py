@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
+import memprof.planners.published.auto as auto_planner
 from memprof.planners import base
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.planners.published.auto import Auto, recompute_search
-from memprof.planners.published.auto import planner as auto_planner
 from memprof.planners.published.auto.cuts import CutModel
 from memprof.planners.published.auto.improve import Choice, Front, drop_until_fits
 from memprof.planners.published.auto.moves import Moves

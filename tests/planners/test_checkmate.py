@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
+import memprof.planners.published.checkmate as checkmate_planner
 from memprof.planners import base
 from memprof.planners.base import ScheduleRequest
 from memprof.planners.graph.graph import Graph, graph_of, needed_bytes
 from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.published.checkmate import Checkmate
 from memprof.planners.published.checkmate import model as checkmate_model
-from memprof.planners.published.checkmate import planner as checkmate_planner
 from memprof.planners.published.checkmate.condensed import blocks_of
 from memprof.planners.published.checkmate.model import Model
 from tests.clocks import Clock

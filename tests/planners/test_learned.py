@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from memprof.planners.search.candidate import SeenErrors, kinds_of
 from memprof.planners.search.explore import explore
-from memprof.planners.search.learned import SeenErrors, kinds_of
 from memprof.planners.search.request import SearchRequest
 from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint

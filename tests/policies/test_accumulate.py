@@ -18,13 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
-from memprof.policies.accumulate.candidates import repeats_by_batch
-from memprof.policies.accumulate.changes import compares_samples
-from memprof.policies.accumulate.feed import split_from_start
-from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.refusals import IN_TURN, NOT_A_MEAN, WEIGHED
+from memprof.policies.accumulate.candidates import compares_samples, repeats_by_batch
+from memprof.policies.accumulate.policy import IN_TURN, NOT_A_MEAN, WEIGHED, Accumulate
 from memprof.policies.accumulate.round import Round
-from memprof.policies.accumulate.split import micro_batches, split_batch
+from memprof.policies.accumulate.split import micro_batches, split_batch, split_from_start
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.interval import interval_of
 from memprof.policies.plan.plan import Plan

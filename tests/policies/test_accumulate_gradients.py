@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import memprof
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.candidates import candidates
-from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.refusals import BY_HAND, CHANGED
+from memprof.policies.accumulate.policy import BY_HAND, CHANGED, Accumulate
 from memprof.policies.runtime.job import Job
 from memprof.trace.store import Trace
 

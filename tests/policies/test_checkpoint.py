@@ -148,6 +148,44 @@ def test_random_state_is_kept_for_each_call():
     assert np.all(predicted.ops.phase[states.freed_op_id] == "backward")
 
 
+SHARED_DRAWS = torch.Generator()
+
+
+class Draws(nn.Module):
+    """Drops out by generators that it is given, owns, and shares with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.own = nn.Linear(64, 64), torch.Generator()
+
+    def forward(self, x, given):
+        x = self.linear(x).tanh()
+        for generator in (given, self.own, SHARED_DRAWS):
+            x = x * torch.rand(x.shape, generator=generator)
+        return x
+
+
+def test_generators_of_the_job_draw_the_same_again():
+    """Gradients and later draws are those of training without the policy, whichever generators forward draws from."""
+
+    def trained(is_checkpointed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, given = nn.ModuleList([Draws(), Draws()]), torch.Generator().manual_seed(1)
+        SHARED_DRAWS.manual_seed(2)
+        job = Job(model)
+        if is_checkpointed:
+            Checkpoint(modules=("*",)).apply(job)
+        for _ in range(2):
+            x = torch.ones(8, 64)
+            for draws in model:
+                x = draws(x, given)
+            x.sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, again in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(plain, again)
+
+
 class Greedy(nn.Module):
     """Takes tensors in every way there is, changes a list it is given, and can fail."""
 
@@ -393,7 +431,7 @@ def test_changed_arguments_are_put_back_while_a_forward_runs_again(change, left)
     """Lists, dictionaries and attributes have their contents from before inside, and keep the later ones outside."""
     held, named, owner = [1, 2, 3], {"a": [1], "b": 2}, _Keys()
     owner.layers.append({"inner": (held,)})
-    objects = Arguments([named, owner])
+    objects = Arguments([named, owner], ())
     change(held)
     named["a"], named["c"] = [2], 3
     del named["b"]

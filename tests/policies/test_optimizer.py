@@ -12,7 +12,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.optimizer.candidates import candidates
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.optimizer.updates import HostUpdates
 from memprof.policies.plan.interval import interval_of
@@ -501,5 +500,5 @@ def test_what_has_a_fused_form(kind, settings, dtype, has_fused):
 
 def test_fused_updates_are_proposed_on_the_cpu():
     """Adam's temporaries are the peak of the shared job: a fused kernel needs none, in backward or after it."""
-    loops = [policy.loop for policy in candidates(recorded("shared"), 1).whole_step]
+    loops = [policy.loop for policy in OptimizerPolicy.candidates(recorded("shared")).whole_step]
     assert loops == ["fused", "fused", "", "loop"]

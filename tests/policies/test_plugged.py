@@ -26,10 +26,11 @@ import os
 
 os.environ["_MEMPROF_COMPLETE"] = "bash_complete"
 from pathlib import Path
+import torch  # so that this is run in a fork (tests/warm)
 from click.shell_completion import ShellComplete
 from plotly.utils import PlotlyJSONEncoder
 from memprof.cli.main import memprof
-from memprof.launch.live.policies import live_policies
+from memprof.launch.live.make_fit import live_policies
 from memprof_dashboard.pages.whatif import WhatIf
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
@@ -45,13 +46,18 @@ print(json.dumps({
 }))
 """
 
-#: Prints what a verb that fails says.
-_REFUSED = """
-import subprocess, sys
+#: Runs verbs, given as JSON, and prints as JSON the status of each and what it said.
+_VERBS = """
+import contextlib, io, json, sys
+import torch
+from memprof.cli.main import main
 
-done = subprocess.run([sys.executable, "-m", "memprof.cli.main", *sys.argv[1:]], capture_output=True, text=True)
-assert done.returncode == 2, done
-print(done.stderr)
+told = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        status = main(words)
+    told.append([status, said.getvalue()])
+print(json.dumps(told))
 """
 
 
@@ -126,8 +132,9 @@ def test_suggest_tries_it_and_emit_writes_it(house: House, predicted: int) -> No
     found = json.loads(house.memprof(*words, "--allow", "plugged", "--write", "plan.toml"))
     assert found["plans"][0]["fits"]
     assert [policy["policy"] for policy in found["plans"][0]["policies"]] == ["plugged"]
-    for target in ("pytorch", "hf", "lightning"):
-        text = house.memprof("emit", "plan.toml", "--to", target)
+    emits = [["emit", "plan.toml", "--to", target] for target in ("pytorch", "hf", "lightning")]
+    for status, text in json.loads(house.python("-c", _VERBS, json.dumps(emits))):
+        assert status == 0
         assert "[plugged]" in text
         assert "memprof.apply" in text
 
@@ -154,5 +161,7 @@ def test_a_policy_without_a_prediction_is_dry_run(house: House) -> None:
     words = ("suggest", "own.memprof", "--budget", str(measured), "--allow", "dry_only", "--json")
     best = json.loads(house.memprof(*words, **user))["plans"][0]
     assert (best["describe"], best["peak_allocated_bytes"]) == ("dry_only bf16", measured)
-    told = house.python("-c", _REFUSED, "predict", "own.memprof", "--dry_only", "bf16", "--no-run")
+    refused = ["predict", "own.memprof", "--dry_only", "bf16", "--no-run"]
+    ((status, told),) = json.loads(house.python("-c", _VERBS, json.dumps([refused])))
+    assert status == 2
     assert "dry_only has no estimate: only a dry run of the recorded job predicts it." in told

@@ -16,7 +16,6 @@ from memprof.errors import PolicyError
 from memprof.machines.catalogue import find_machine
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
-from memprof.policies.precision.candidates import candidates
 from memprof.policies.precision.policy import Precision
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
@@ -123,7 +122,7 @@ def test_a_gpu_without_bfloat16_is_offered_fp16():
         types = find_machine(name).short_types
         on_card = dataclasses.replace(step, storages=storages, short_types=types)
         for one in (on_card, dataclasses.replace(step, planned_types=types)):
-            assert candidates(one, 1).whole_step == (Precision(offered),)
+            assert Precision.candidates(one).whole_step == (Precision(offered),)
             if offered == "fp16":
                 with pytest.raises(PolicyError, match="does not support bf16"):
                     Precision("bf16").transform(one)

@@ -15,7 +15,7 @@ import pytest
 
 from memprof.analysis.compared.allocation_sequence import read_sequence
 from memprof.analysis.compared.comparison import find_gaps
-from memprof.launch.dry.dry_snapshots import collect_snapshots
+from memprof.launch.dry.dry_outcome import collect_snapshots
 from memprof.launch.parent.target import find_target
 
 HERE = Path(__file__).parent

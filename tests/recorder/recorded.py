@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from memprof.trace.step import Step
@@ -21,20 +22,20 @@ class Ended:
     stderr: str
     path: Path
 
-    @property
+    @cached_property
     def trace(self) -> Trace:
         """The recording."""
         assert self.returncode == 0, self.stderr
         return Trace.open(self.path)
 
-    @property
+    @cached_property
     def step(self) -> Step:
         """Its steady step."""
         step = self.trace.steady_step()
         step.check()
         return step
 
-    @property
+    @cached_property
     def peak(self) -> int:
         """Most bytes allocated in its steady step."""
         return int(self.step.memory.allocated_bytes.max())

@@ -14,8 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, dataloader
 
 import memprof
-from memprof.planners.search.frames import find_frames
-from memprof.planners.search.workbench import Workbench
+from memprof.planners.search.workbench import Workbench, find_frames
 from memprof.trace.store import Trace
 
 

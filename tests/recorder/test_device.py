@@ -17,7 +17,7 @@ from memprof.recorder.device_sampling import Devices, Driver, ProcessInfo, bytes
 from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timing import device_time_ns
-from memprof.trace.importers.safe_pickle import load_plain
+from memprof.trace.importers.pickles.safe_pickle import load_plain
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.sniff import read_input
 from memprof.trace.schema import ACTIONS

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from memprof.analysis.export.scrub import scrubbed
-from memprof.launch.dry.dry_job import find_recorded_job
+from memprof.launch.dry.dry_job import find_recorded_job, read_values_of
 from memprof.launch.dry.job_server import DryRequest, JobServer
-from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.parent.settings import DryWindow
 from memprof.recorder.calls import read_values
 from memprof.recorder.calls.read_values import ReadLog
@@ -177,7 +176,7 @@ class Net(nn.Module):
         return self.layers(x)
 net = Net()
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(2560, 32)), 512):
+for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(640, 32)), 128):
     loss = net(x).square().mean()
 """
     + _END

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from memprof.analysis.compared.allocation_sequence import read_sequence
-from memprof.launch.dry.dry_snapshots import collect_snapshots
+from memprof.launch.dry.dry_outcome import collect_snapshots
 from memprof.launch.parent.target import find_target
 
 _START = "torch.cuda.memory._record_memory_history(max_entries=100_000)"

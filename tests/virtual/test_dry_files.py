@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,25 @@ def test_safetensors_are_shapes_in_a_mapped_file(tmp_path: Path) -> None:
     assert dry.stdout == "FakeTensor\n", dry.stderr
     assert dry.peak == real.peak
     assert 2 * 16_640 + 1024 <= dry.peak <= 2 * 16_640 + 2048
+
+
+def test_a_slice_of_columns_takes_only_its_own_bytes_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library copies a slice to the device; what it is a slice of stays in the file."""
+    safetensors = pytest.importorskip("safetensors")
+    import torch
+    from safetensors.torch import save_file
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from memprof.virtual.tensors.tensor_files import watch_safetensors
+
+    save_file(torch.nn.Linear(64, 32).state_dict(), tmp_path / "run.safetensors")
+    monkeypatch.setattr(safetensors, "safe_open", safetensors.safe_open)
+    watch_safetensors(lambda name: nullcontext(), lambda: True)
+    with FakeTensorMode(), safetensors.safe_open(tmp_path / "run.safetensors", "pt", device=0) as file:
+        part = file.get_slice("weight")[:, :16]
+    assert (part.device.type, tuple(part.shape), part.untyped_storage().nbytes()) == ("cuda", (32, 16), 32 * 16 * 4)
 
 
 _IN_THREADS = """

@@ -10,6 +10,7 @@
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
     ["side", "side"], ["by", "by"], ["lay", "lay"], ["axis", "axis"]];
   let presses = 0;
+  let zoomed = { at: 0 }; // the range of the last zoom by key, and when
   let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
   function part(view, names, tick) {
@@ -17,6 +18,11 @@
     const made = names.includes("tab") ? {} : { tick: tick };
     names.forEach((name) => { made[name] = view[name]; });
     return made;
+  }
+
+  function setControls(view) {
+    CONTROLS.forEach(([control, field]) => { window.dash_clientside.set_props(control, { value: view[field] }); });
+    if (view.rank >= 0) { window.dash_clientside.set_props("rank", { value: view.rank }); }
   }
 
   function same(one, other) {
@@ -28,14 +34,19 @@
       split: function (view, tick, ...before) {
         const none = window.dash_clientside.no_update;
         if (!view) { return [none, none, none]; }
-        CONTROLS.forEach(([control, field]) => {
-          window.dash_clientside.set_props(control, { value: view[field] });
-        });
-        if (view.rank >= 0) { window.dash_clientside.set_props("rank", { value: view.rank }); }
+        const isFirst = !before[0];
+        if (!isFirst) { setControls(view); }
         return PARTS.map((names, place) => {
           const made = part(view, names, tick);
-          return same(made, before[place]) ? none : made;
+          return same(made, before[place]) || (isFirst && place) ? none : made;
         });
+      },
+      // What the first timeline comes before, since the browser asks for six things at a time: the other two parts.
+      splitRest: function (drawn, view, tick, cursor) {
+        const none = window.dash_clientside.no_update;
+        if (!view || cursor) { return [none, none]; }
+        setControls(view);
+        return PARTS.slice(1).map((names) => part(view, names, tick));
       },
       // Rows of the table of live tensors: the first ones replace those there, later ones follow them.
       append: function (chunk) {
@@ -52,7 +63,31 @@
     },
   });
 
+  // Zooms by the columns that are drawn, without waiting; the server then gets the range, and sends its own columns.
+  function zoom(factor) {
+    const [graph, strip] = ["timeline", "overview"].map((id) => document.querySelector(`#${id} .js-plotly-plot`));
+    const title = graph?.layout?.xaxis?.title?.text;
+    if (!title) { return; } // nothing is drawn, or a message
+    // For a second after a key, an answer to an older one may stand there.
+    const range = Date.now() - zoomed.at < 1000 ? zoomed.range : graph.layout.xaxis.range;
+    const whole = strip?.layout?.xaxis?.range ?? range;
+    const isTime = title.includes("time");
+    const at = graph.layout.shapes[0].x0 - (isTime ? 0 : 0.5);
+    const centre = range[0] <= at && at < range[1] ? at : (range[0] + range[1]) / 2;
+    const [low, high] = range.map((edge, side) => {
+      const moved = centre + (edge - centre) * factor;
+      return Math[side ? "min" : "max"](isTime ? moved : Math.round(moved), whole[side]);
+    });
+    if (!isTime && high - low < 4) { return; }
+    presses += 1; // the same range twice would not be sent
+    zoomed = { range: [low, high], at: Date.now() };
+    window.Plotly.relayout(graph, { "xaxis.range": [...zoomed.range], selectionrevision: presses });
+  }
+
+  const ZOOMS = { "+": 0.5, "=": 0.5, "-": 2, Home: 1e9 };
   function press(key, shift) {
+    if (ZOOMS[key]) { zoom(ZOOMS[key]); return; }
+    zoomed.at = 0;
     presses += 1;
     window.dash_clientside.set_props("key", { data: { key: key, shift: shift, count: presses } });
   }

@@ -160,6 +160,10 @@ def _add_inset(
     across, up = inset.peak
     end = min(max(across, left), right)
     lead: Any = {"x0": across, "y0": floor + (1 - floor) * up, "x1": end, "y1": (low + high) / 2}
+    start, stop = figure.layout.xaxis.range
+    for shape in figure.layout.shapes:
+        if shape.line.dash == "dot" and left < (shape.x0 - start) / (stop - start) < right:
+            shape.y1 = low  # where a step begins, not over the inset
     figure.add_shape(type="line", layer="between", line=line, **on_paper, **lead)
     figure.add_shape(type="rect", line=line, **on_paper, **box)
     text, corner = f"{inset.end - inset.first:,} operators", {"xanchor": "left", "yanchor": "top"}

@@ -10,7 +10,7 @@ from memprof.units import format_bytes
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.boxes import flame, treemap
 from memprof_dashboard.figures.shared import message
-from memprof_dashboard.page import theme_of, view_of
+from memprof_dashboard.page import LATER, theme_of, view_of
 from memprof_dashboard.palette import fill_of
 from memprof_dashboard.side.detail import detail_of
 from memprof_dashboard.side.table import Order, chunk_of, table_of
@@ -86,7 +86,7 @@ class SidePanel:
     def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
-        @app.callback(Output(_DETAIL, "children"), Output(_TABLE, "children"), Input(ids.CURSOR, "data"))
+        @app.callback(Output(_DETAIL, "children"), Output(_TABLE, "children"), Input(ids.CURSOR, "data"), **LATER)
         def fill(cursor: Any) -> Any:
             view = view_of(cursor)
             try:
@@ -114,7 +114,7 @@ class SidePanel:
             ClientsideFunction("memprof", "append"), Output(_CHUNK, "clear_data"), Input(_CHUNK, "data")
         )
 
-        @app.callback(Output(ids.BY, "options"), Input(ids.PLACE, "data"))
+        @app.callback(Output(ids.BY, "options"), Input(ids.PLACE, "data"), **LATER)
         def offer(place: Any) -> Any:
             view = View.from_json(place)
             try:

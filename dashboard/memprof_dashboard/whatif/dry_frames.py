@@ -13,17 +13,17 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memprof.analysis.plans.basis import Basis
-from memprof.analysis.plans.frames import as_recorded
 from memprof.errors import MemprofError, PolicyError
-from memprof.policies.base import Policy
-from memprof.policies.plan.plan import Plan
-from memprof.policies.plan.plan_file import format_plan
-from memprof.policies.plan.several_steps import frame_of
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof_dashboard.rank import Rank
+
+if TYPE_CHECKING:
+    from memprof.analysis.plans.basis import Basis
+    from memprof.policies.base import Policy
+    from memprof.policies.plan.plan import Plan
 
 _SEVERAL = "the recorded steps differ; memprof predict dry-runs all of them"
 _UNDER_WAY = "a dry run of the job is under way"
@@ -65,6 +65,9 @@ class DryFrames:
         Returns:
             The steps, and why the plan is estimated from them, a sentence; "" where it need not be.
         """
+        from memprof.analysis.plans.frames import as_recorded
+        from memprof.policies.plan.several_steps import frame_of
+
         frame = frame_of(plan.policies)
         if not frame or not self.may_run or frame in basis.dry_steps:
             return basis, ""
@@ -107,6 +110,9 @@ class DryFrames:
     def _dry_run(self, rank: Rank, frame: tuple[Policy, ...], folder: Path) -> Step:
         if not self.may_run:
             raise PolicyError("the dashboard has ended")
+        from memprof.policies.plan.plan import Plan
+        from memprof.policies.plan.plan_file import format_plan
+
         plan, output = folder / "plan.toml", folder / "predicted.memprof"
         plan.write_text(format_plan(Plan(frame)), encoding="utf-8")
         words = ["predict", str(Path(rank.trace.path).resolve()), "--plan", str(plan), "-o", str(output), "--json"]

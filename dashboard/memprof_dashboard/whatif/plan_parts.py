@@ -6,9 +6,8 @@ from typing import Any
 
 from dash import html
 
-from memprof.analysis.plans.compare_planners import Point
+from memprof.analysis.plans.compare_planners import MARKS, Point, overheads, planners
 from memprof.analysis.plans.plan_rows import PlanRow, plan_tables, rows_of_search, shortest_refused
-from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
 from memprof.analysis.plans.predicted_tables import describe_error
 from memprof.analysis.plans.suggest import Suggestion, describe_peak, place_of
 from memprof.analysis.plans.suggest_words import (

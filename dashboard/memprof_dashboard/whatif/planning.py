@@ -17,9 +17,8 @@ from memprof.analysis.plans.plan_rows import stages
 from memprof.analysis.plans.predict import forecast
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.analysis.plans.verify import Verification, verify_plan
-from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.snapshot_plans.change import SnapshotPlans, step_to_plan
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
-from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.table import FactTable
 from memprof.errors import MemprofError, UsageError
 from memprof.machines.budget import parse_budget

@@ -22,6 +22,13 @@ def imported_block_sizes(entries: Entries, blocks: Blocks, segments: Segments, o
         segments: Its segments at the end.
         options: The allocator's options; ignored where torch would not accept them.
     """
+    return block_sizes(*blocks_at_end(entries, blocks, segments, options))
+
+
+def blocks_at_end(
+    entries: Entries, blocks: Blocks, segments: Segments, options: str
+) -> tuple[AllocatorEvents, BlockMap, Settings]:
+    """Returns the events of a device, its blocks after the last, and the settings; arguments as above."""
     try:
         settings = settings_from_options(parse_options(options))
     except ValueError:
@@ -51,4 +58,4 @@ def imported_block_sizes(entries: Entries, blocks: Blocks, segments: Segments, o
         size_bytes=entries.size,
         stream=entries.stream,
     )
-    return block_sizes(events, end, settings)
+    return events, end, settings

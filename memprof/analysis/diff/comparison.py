@@ -7,6 +7,7 @@ are split only within a phase. The parts of a moment always sum to the whole.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from memprof.trace.store import Trace
 #: What must match on both sides for the numbers to be comparable.
 FRAME = ("device", "torch", "CUDA", "allocator settings", "world size", "batch", "micro-batches", "memory events")
 
+#: A line of code: its file, and the folder of that.
+_LINE = re.compile(r"((.*[/\\])?[^/\\]*):\d+(?: \(before\))?", re.DOTALL)
 _LARGEST_SUMMARY_BYTES = 8 * 2**20
 
 
@@ -57,7 +60,8 @@ class Pair:
         name: PEAK, or the phase.
         base: The moment in the base; None where that lacks the phase.
         head: The moment in the head, likewise.
-        parts: Changes by kind, the largest first; those of each kind sum to the change of the whole.
+        parts: Changes by kind, also by file and folder of the line, the largest first; those of each kind sum to the
+            change of the whole.
     """
 
     name: str
@@ -110,6 +114,7 @@ class Diff:
         differences: Differences besides the code.
         verdicts: Results of the gates, those that fail the run first.
         warnings: Caveats on the figures.
+        by: The only kind of parts to show; "" for KINDS.
     """
 
     base: Summary
@@ -121,6 +126,7 @@ class Diff:
     differences: tuple[Difference, ...]
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     warnings: tuple[str, ...] = ()
+    by: str = ""
 
     @property
     def focus(self) -> Pair:
@@ -247,7 +253,20 @@ def _pair(name: str, base: Summary, head: Summary) -> Pair:
     before, after = ({} if spot is None else spot.parts for spot in (one, other))
     if one is not None and other is not None:
         before = {**before, "source": with_moved_lines(before["source"], after["source"])}
-    return Pair(name, one, other, {kind: _changes(before.get(kind, {}), after.get(kind, {})) for kind in KINDS})
+    parts = {kind: _changes(before.get(kind, {}), after.get(kind, {})) for kind in KINDS}
+    places = {kind: _summed(parts["source"], depth) for depth, kind in enumerate(("file", "folder"))}
+    return Pair(name, one, other, parts | places)
+
+
+def _summed(lines: Sequence[Change], depth: int) -> tuple[Change, ...]:
+    """Sums the changes of lines of code by what they are in: their file (depth 0), or its folder (1)."""
+    sums: dict[str, list[Change]] = {}
+    for one in lines:
+        found = _LINE.fullmatch(one.name)
+        place = one.name if found is None else found[1] if not depth else found[2] or "./"
+        sums.setdefault(place, []).append(one)
+    parts = [Change(name, sum(one.base for one in held), sum(one.head for one in held)) for name, held in sums.items()]
+    return tuple(sorted(parts, key=lambda one: (-abs(one.bytes), -one.head, one.name)))
 
 
 def _changes(base: Mapping[str, int], head: Mapping[str, int]) -> tuple[Change, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from memprof.analysis.diff.comparison import Change, Diff
-from memprof.analysis.diff.summary import NOTHING, OTHERS
+from memprof.analysis.diff.summary import KINDS, NOTHING, OTHERS
 from memprof.units import elided, format_bytes, format_bytes_change
 
 #: Longest name that is not shortened.
@@ -18,6 +18,8 @@ TITLES = {
     "op": "by allocating operator",
     "source": "by line of code",
     "storage": "by storage",
+    "file": "by file",
+    "folder": "by folder",
 }
 
 
@@ -36,6 +38,11 @@ def headline(found: Diff) -> str:
     return (
         f"{words}, {format_bytes_change(first.bytes)} from {short(first.name)}." if first is not None else f"{words}."
     )
+
+
+def titles_of(found: Diff) -> dict[str, str]:
+    """Returns the kinds of parts that a diff shows, with the titles of their tables."""
+    return {kind: TITLES[kind] for kind in ((found.by,) if found.by else KINDS)}
 
 
 def short(name: str) -> str:

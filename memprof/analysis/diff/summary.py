@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -20,6 +21,7 @@ from memprof.analysis.ranks.rank_report import compare_ranks
 from memprof.analysis.report.breakdown import hold_at
 from memprof.analysis.report.module_tree import module_tree
 from memprof.analysis.report.moments import CategoryMaximum, Moment, find_category_maxima, find_peak, find_phase_peaks
+from memprof.analysis.report.own_categories import with_own_categories
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
@@ -85,16 +87,17 @@ def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
     """
     manifest = manifest or Manifest()
     sources, tree = find_sources(step.stacks), module_tree(step.modules)
-    splits = Splits(step, sources, tree)
+    own = with_own_categories(step, manifest.categories)
+    splits = Splits(own, sources, tree)
     moments = {PEAK: find_peak(step, sources)} | {one.phase: one for one in find_phase_peaks(step, sources)}
-    parts = {op_id: splits.at(hold_at(step, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
+    parts = {op_id: splits.at(hold_at(own, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
     spots = {name: _spot(moment, parts[moment.op_id]) for name, moment in moments.items()}
     lines = {line.place: (line.file, line.line) for frames in sources.user_frames for line in frames[:1]}
     state_names = step.storages.name[step.storages.category == "optimizer_state"]
     held = {place for spot in spots.values() for place in spot.parts["source"]}
     again = step.ops.is_recompute
     recompute = step.ops.duration_us[again]
-    maxima = find_category_maxima(step)
+    maxima = find_category_maxima(own)
     reserved = int(step.memory.reserved_bytes.max(initial=-1))
     return Summary(
         name=manifest.target,
@@ -107,7 +110,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
         recompute_time_us=float(recompute.sum()) if not np.isnan(recompute).any() else math.nan,
         reserved_bytes=reserved,
         parameter_bytes=int(step.modules.parameter_bytes.sum()),
-        dtypes=_dtypes(step, maxima),
+        dtypes=_dtypes(own, maxima),
         states=tuple(sorted({str(name).rpartition(".")[2] for name in state_names if name})),
         step_peaks=(spots[PEAK].bytes,),
         start_bytes=step.bytes_at_start(),
@@ -153,7 +156,8 @@ def _model(step: Step) -> str:
         return ""
     tree = module_tree(step.modules)
     sizes = tree.with_children(tree.sum_by_node(step.modules.module_id, step.modules.parameter_bytes))
-    return str(step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))])
+    kind = step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))]
+    return re.sub(r":\d+ ", " ", str(kind))  # an imported one may be named after a line, which an edit moves
 
 
 def _plan(manifest: Manifest) -> str:

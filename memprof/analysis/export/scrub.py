@@ -120,6 +120,7 @@ def _scrub_manifest(manifest: Manifest, rules: Rules) -> Manifest:
         command=scrub_command(manifest.command, manifest.target, rules.names),
         target=rules.file(name_of(manifest.target)),
         notes=(*(rules.sentence(note) for note in manifest.notes), _SAYS_SO),
+        categories=(),  # patterns of names that are replaced
         plan=None if manifest.plan is None else change_texts(manifest.plan, rules.text),
         capture=replace(capture, ends_at=rules.names(capture.ends_at), reason=rules.sentence(capture.reason)),
         backend=replace(

@@ -1,16 +1,20 @@
-"""All planners on one step: overhead against budget, plotted as in the papers on checkpointing."""
+"""All planners on one step: overhead against budget, as in the papers on checkpointing, and its tables."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from memprof.analysis.table import FIGURE, TEXT, Cell, FactTable, shown
 from memprof.json_values import key, or_none
 from memprof.planners.base import Planner, ScheduleRequest, planner_types
 from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.schedule import as_recorded, replay
 from memprof.trace.step import Step
+from memprof.units import format_percent
 
 #: Budgets, as shares of the recorded peak.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -95,3 +99,50 @@ def _point(kind: type[Planner], task: ScheduleRequest, share: float, started: fl
         bound=found.bound_us / whole,
         took_s=time.monotonic() - started,
     )
+
+
+#: What the marks in the table of overheads mean.
+MARKS = "* proved optimal; - nothing found; x proved infeasible"
+PLANNERS = (
+    shown("planner", TEXT, lambda kind: kind.name),
+    shown("method", TEXT, lambda kind: kind.summary),
+    shown("source", TEXT),
+)
+
+
+def planners() -> FactTable:
+    """Returns what every planner does, and where it is from."""
+    return FactTable(PLANNERS, planner_types())
+
+
+def overheads(points: tuple[Point, ...]) -> FactTable:
+    """Returns each planner's time on top of the recorded step at every budget, and a bound on that of any."""
+    shares = sorted({point.share for point in points}, reverse=True)
+    by_planner: dict[str, dict[float, Point]] = {}
+    for point in points:
+        by_planner.setdefault(point.planner, {})[point.share] = point
+
+    def at(share: float) -> Callable[[Any], Cell]:
+        return lambda one: _entry(one[1].get(share))
+
+    columns = (
+        shown("planner", TEXT, lambda one: one[0]),
+        *(shown(f"{share:.0%}", FIGURE, at(share)) for share in shares),
+        shown("longest search", FIGURE, lambda one: f"{max(point.took_s for point in one[1].values()):.1f} s"),
+    )
+    table = FactTable(columns, by_planner.items())
+    bounds = {share: max(point.bound for point in points if point.share == share) for share in shares}
+    table.add("rest", planner="bound", **{f"{share:.0%}": _share(bound) for share, bound in bounds.items()})
+    return table
+
+
+def _share(bound: float) -> str:
+    return format_percent(bound) if bound > 0 else ""
+
+
+def _entry(point: Point | None) -> Cell:
+    if point is None:
+        return Cell("")
+    if math.isnan(point.overhead):
+        return Cell("x" if point.status == "infeasible" else "-", title=point.reason)
+    return Cell(f"{format_percent(point.overhead)}{'*' if point.status == 'optimal' else ''}", title=point.reason)

@@ -15,9 +15,8 @@ from memprof.analysis.plans.dry_check_results import Checked
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.unread import find_unread
-from memprof.planners.search.candidate import Candidate
+from memprof.planners.search.candidate import Candidate, kinds_of
 from memprof.planners.search.explore import explore
-from memprof.planners.search.learned import kinds_of
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank, shortest
 from memprof.policies.base import Policy

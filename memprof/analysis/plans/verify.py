@@ -233,7 +233,7 @@ def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Tra
         warnings.append(f"{measured.path} is itself a prediction, not a run.")
     elif manifest.plan is None:
         warnings.append(f"{measured.path} was recorded without a plan: memprof record --plan PLAN script.py")
-    elif _policies(manifest) != plan_to_tables(Plan(plan.policies)):
+    elif policy_tables(manifest.plan) != plan_to_tables(Plan(plan.policies)):
         warnings.append(f"{measured.path} was recorded under another plan.")
     if not manifest.capture.is_complete:
         warnings.append(f"{measured.path} is incomplete: {manifest.capture.reason or 'the recording ended early'}.")
@@ -260,10 +260,6 @@ def _warnings(plan: Plan, prediction: Prediction, measured: Trace, recorded: Tra
 def _is_for_another_machine(prediction: Prediction, manifest: Manifest) -> bool:
     known = machine_of_device(manifest.machine.device_name)
     return bool(prediction.machine) and (known is None or known.name != prediction.machine)
-
-
-def _policies(manifest: Manifest) -> dict[str, object]:
-    return policy_tables(manifest.plan)
 
 
 def _differences(before: Manifest, after: Manifest) -> list[tuple[str, str, str]]:

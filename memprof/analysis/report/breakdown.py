@@ -127,7 +127,7 @@ def category_sources(holding: Holding) -> dict[str, dict[str, int]]:
     keys = zip(storages.category[holding.rows], storages.category_source[holding.rows], strict=True)
     found: dict[str, dict[str, int]] = {}
     for part in split_bytes([f"{category} {source}" for category, source in keys], holding.bytes.tolist()).parts:
-        category, _, source = str(part.key).partition(" ")
+        category, _, source = str(part.key).rpartition(" ")
         if source:
             found.setdefault(category, {})[source] = part.bytes
     return found

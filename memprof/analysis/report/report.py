@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from memprof.analysis.report.moments import (
     is_end_state_only,
 )
 from memprof.analysis.report.notes import Note, write_notes
+from memprof.analysis.report.own_categories import with_own_categories
 from memprof.analysis.report.saved import (
     RecomputeCost,
     SavedStorages,
@@ -185,6 +187,7 @@ def build_report(
     step_number: int | None = None,
     op_id: int | None = None,
     fold_layers: bool = False,
+    categories: Sequence[str] = (),
 ) -> Report:
     """Builds the report of a trace.
 
@@ -194,6 +197,7 @@ def build_report(
         step_number: The step to report on; None for the fullest step.
         op_id: The moment to show in addition to the peak, counted from 0 in the step; None for the peak alone.
         fold_layers: Whether to show layers that are alike (``layers.0``, ``layers.1``, ...) as one module.
+        categories: Rules of the user's own categories; those of the recording where left out.
 
     Raises:
         BadInputError: The trace contains no operators, or is damaged.
@@ -227,6 +231,7 @@ def build_report(
         *(Note(one.describe(), is_warning=False) for one in unread),
         *(Note(text, is_warning=False) for text in causes),
     )
+    own = with_own_categories(step, categories or trace.manifest.categories, earlier)
     return Report(
         path=str(trace.path),
         manifest=trace.manifest,
@@ -239,9 +244,9 @@ def build_report(
         sources=sources,
         reserved_bytes=_reserved_bytes(step),
         has_history=not is_end_state_only(trace),
-        at_peak=_split_moment(step, tree, sources, peak.op_id, earlier),
-        at_moment=None if op_id is None else _split_moment(step, tree, sources, op_id, earlier),
-        category_maxima=find_category_maxima(step),
+        at_peak=_split_moment(own, tree, sources, peak.op_id, earlier),
+        at_moment=None if op_id is None else _split_moment(own, tree, sources, op_id, earlier),
+        category_maxima=find_category_maxima(own),
         phase_peaks=find_phase_peaks(step, sources),
         saved=saved,
         saved_summary=summarise_saved(step, saved, tree, op_id),

@@ -8,9 +8,8 @@ from functools import cache
 from itertools import combinations, islice
 
 from memprof.analysis.allocator.reserved import reserved_expandable, reserved_under
-from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan, SnapshotPlans
+from memprof.analysis.snapshot_plans.change import Change, PlannedStep, SnapshotPlan, SnapshotPlans
 from memprof.analysis.snapshot_plans.layers import Layers, checkpoint_change, find_layers
-from memprof.analysis.snapshot_plans.planned_step import PlannedStep
 from memprof.analysis.snapshot_plans.sizes import size_changes
 from memprof.analysis.snapshot_plans.updates import update_changes
 from memprof.errors import InconclusiveError, PolicyError

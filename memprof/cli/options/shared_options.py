@@ -63,6 +63,13 @@ def also_option(group: str) -> Callable[[F], F]:
     return option("--also", group=group, multiple=True, type=click.Path(), metavar="TRACE", help=words)
 
 
+def categories_option(command: F) -> F:
+    """Adds ``--categories FILE``, patterns of the user's own categories; the command takes ``categories``."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    words = "Name memory by these patterns over the frames that allocated it: [categories], 'regex' = \"name\"."
+    return option("--categories", group="Tables", type=file, metavar="FILE.toml", help=words)(command)
+
+
 def window_options(*, has_variables: bool = False) -> Callable[[F], F]:
     """Returns a decorator that adds ``--skip`` and ``--steps``; the command takes ``skip`` and ``steps``.
 

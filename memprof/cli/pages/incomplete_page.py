@@ -10,9 +10,8 @@ from memprof.analysis.plans.partial_step import PartialStep, examine_partial
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import PLANS, REFUSED
 from memprof.analysis.plans.predict import words_for_record
-from memprof.analysis.snapshot_plans.change import SnapshotPlans
+from memprof.analysis.snapshot_plans.change import SnapshotPlans, step_to_plan
 from memprof.analysis.snapshot_plans.change_search import search_snapshot
-from memprof.analysis.snapshot_plans.planned_step import step_to_plan
 from memprof.analysis.snapshot_plans.snapshot_words import (
     NEEDS,
     caveats,

@@ -8,11 +8,10 @@ from pathlib import Path
 from rich.text import Text
 
 from memprof.analysis.plans.basis import basis_of, link_of
-from memprof.analysis.plans.compare_planners import SHARES, Point, compare_planners
+from memprof.analysis.plans.compare_planners import MARKS, SHARES, Point, compare_planners, overheads, planners
 from memprof.analysis.plans.dry_check_results import CHECKED, Checked
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.plan_rows import plan_tables, rows_of_search, shortest_refused
-from memprof.analysis.plans.planner_tables import MARKS, overheads, planners
 from memprof.analysis.plans.suggest import Suggestion, describe_peak
 from memprof.analysis.plans.suggest_words import (
     caveats,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from memprof.errors import UsageError
 
 _GATE = "Fail if this is exceeded, peak>40GiB; with a base also peak>+2%, phase:backward>+64MiB."
 _GROUP = "Allocations"
+_KINDS = ("category", "module", "op", "source", "storage", "file", "folder")
 #: The options of each kind of comparison, by parameter, and those that all have.
-_TWO = ("bases", "heads", "ignore", "explains", "output", "fail_on", "warn_on", "rows")
+_TWO = ("bases", "heads", "ignore", "explains", "output", "fail_on", "warn_on", "rows", "by")
 _ONE = ("budget", "machine", "fail_on", "warn_on")
 _ALL = ("form", "is_json")
 _ALLOCATIONS = ("allocations", "machine", "tolerance", "figure", "in_dashboard", "rows")
@@ -29,6 +31,7 @@ Examples:
   memprof diff base.memprof head.memprof
   memprof diff memory.json head.memprof --fail-on 'peak>+2%' --format markdown -o comment.md
   memprof diff base.memprof head.memprof --explain
+  memprof diff base.memprof head.memprof --by file
   memprof diff run.memprof --budget 40GiB
   memprof diff run.memprof --fail-on 'phase:backward>24GiB' --warn-on 'step_time>250ms'
   memprof diff gpu.pickle dry-run.pickle
@@ -68,6 +71,7 @@ Examples:
 )
 @option("--figure", group=_GROUP, metavar="FILE.svg", help="Draw both sides' live bytes.")
 @option("--dashboard", "in_dashboard", group=_GROUP, is_flag=True, help="Show both in a browser.")
+@option("--by", group="Output", type=click.Choice(_KINDS), help="Show what changed by this only.")
 @option("--explain", "explains", group="Output", is_flag=True, help="Explain what changed, and in which modules.")
 @option(
     "--format",
@@ -157,6 +161,7 @@ def _compare(
     form: str,
     output: Path | None,
     rows: int,
+    by: str | None,
 ) -> int:
     """Writes the diff of two sides and returns the exit code."""
     fail, warn = chosen_gates(fail_on, warn_on)
@@ -172,6 +177,7 @@ def _compare(
         fail=fail,
         warn=warn,
     )
+    found = replace(found, by=by or "")
     apart = [one for one in found.differences if one.what not in ignore and "all" not in ignore]
     if apart and not explains:
         parts = "; ".join(f"{one.what} is {one.base} in the base and {one.head} now" for one in apart)

@@ -6,12 +6,15 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.options.shared_options import categories_option
+from memprof.errors import UsageError
 from memprof.harmless import notify
 from memprof.trace.files.place import check_output
 
@@ -65,10 +68,24 @@ Examples:
     "--rank", type=click.IntRange(min=0), metavar="N", help="Import it as this rank.  [default: the device's number]"
 )
 @click.option(
+    "--split",
+    metavar="SIZE",
+    help="Write a recording of each part of the history, of this many bytes of FILE: 100MiB. Only a part is in memory.",
+)
+@categories_option
+@click.option(
     "--json", "is_json", is_flag=True, help="Print what the file holds as JSON: bytes as numbers, stable keys."
 )
 def import_(
-    file: Path, output: Path | None, force: bool, only: int | None, former: int | None, rank: int | None, is_json: bool
+    file: Path,
+    output: Path | None,
+    force: bool,
+    only: int | None,
+    former: int | None,
+    rank: int | None,
+    split: str | None,
+    categories: Path | None,
+    is_json: bool,
 ) -> None:
     """Convert another tool's file to a recording.
 
@@ -85,15 +102,22 @@ def import_(
     check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.analysis.report.own_categories import read_categories
     from memprof.cli.page import show
     from memprof.trace.importers import import_file
     from memprof.trace.store import write_trace
 
+    rules = () if categories is None else read_categories(categories)
+    if split is not None:
+        if rank is not None or is_json:
+            raise UsageError("--split writes recordings of one device each: --rank and --json do not go with it.")
+        _import_parts(file, target, split, only, rules, force=force)
+        return
     _warn_of_memory(file)
     with _progress(file) as on_progress:
         imported = import_file(file, only, rank, on_progress, imported_block_sizes)
         on_progress("writing", 0.0)
-        write_trace(target, imported.ranks)
+        write_trace(target, [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks])
     show(
         lambda page: page.add(_devices(imported)),
         lambda: {"schema": 1, "kind": imported.kind, "devices": imported.devices},
@@ -102,6 +126,26 @@ def import_(
     for remark in imported.remarks:
         notify(f"{remark}")
     notify(f"wrote {target}; next: memprof report {shlex.quote(str(target))}")
+
+
+def _import_parts(
+    file: Path, target: Path, split: str, device: int | None, rules: tuple[str, ...], *, force: bool
+) -> None:
+    """Writes a recording of each part, each numbered before its suffix."""
+    from memprof.analysis.allocator.imported_parts import LEAST_BYTES, import_parts
+    from memprof.trace.store import write_trace
+    from memprof.units import format_count, parse_bytes
+
+    size = parse_bytes(split)
+    if size < LEAST_BYTES:
+        raise UsageError(f"--split {split} is too small: name at least 1MiB.")
+    with _progress(file) as on_progress:
+        for number, count, imported in import_parts(file, size, device, on_progress):
+            part = target.with_name(f"{target.stem}-{number:0{len(str(count))}}{target.suffix}")
+            check_output(part, force=force, option="-o")
+            write_trace(part, [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks])
+    first = target.with_name(f"{target.stem}-{1:0{len(str(count))}}{target.suffix}")
+    notify(f"wrote {format_count(count, 'part')}; next: memprof report {shlex.quote(str(first))}")
 
 
 def _stem(file: Path) -> str:
@@ -124,7 +168,7 @@ def _warn_of_memory(file: Path) -> None:
     if size * _MEMORY_PER_BYTE > free:
         print(
             f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "
-            f"{format_bytes(free)} are free.",
+            f"{format_bytes(free)} are free. --split imports it in parts.",
             file=sys.stderr,
         )
 

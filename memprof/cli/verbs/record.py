@@ -229,7 +229,7 @@ def record(
             raise UsageError("--fail-over-budget needs a budget: add --budget 24GiB, or write one into the plan.")
         fail_over_budget = False  # a project setting, meant for runs that have a budget
     if dry_run:
-        from memprof.launch.dry.dry_plan import check_plan  # imported here: policies are slow to import
+        from memprof.launch.dry.dry_job import check_plan  # imported here: policies are slow to import
 
         check_plan(plan)
     if not dry_run:  # a dry run has a single rank, with the others simulated
@@ -297,7 +297,7 @@ def _values_from(recording: Path) -> str:
     Raises:
         CannotStartError: It cannot be read, or has none.
     """
-    from memprof.launch.dry.read_values import read_values_of
+    from memprof.launch.dry.dry_job import read_values_of
 
     values = read_values_of(recording)
     if not values:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from memprof.cli.options.command_classes import GroupedCommand, option
-from memprof.cli.options.shared_options import force_option, json_option, open_trace
+from memprof.cli.options.shared_options import categories_option, force_option, json_option, open_trace
 from memprof.errors import UsageError
 from memprof.harmless import notify
 
@@ -76,6 +76,7 @@ Examples:
 @option(
     "--top", group="Tables", type=click.IntRange(min=1), metavar="N", help="Rows per table; the rest is summed in one."
 )
+@categories_option
 @json_option
 @option(
     "--html",
@@ -118,6 +119,7 @@ def report(
     step_number: int | None,
     rank: int | None,
     top: int | None,
+    categories: Path | None,
     is_json: bool,
     page_path: Path | None,
     is_scrubbed: bool,
@@ -135,6 +137,10 @@ def report(
     at_step, op_id = moment
     if at_step is not None and step_number is not None and at_step != step_number:
         raise click.UsageError(f"--at {at_step}:{op_id} and --step {step_number} both choose a step: give only one.")
+    if categories is not None and (page_kind is not None or page_path is not None or table == "rank"):
+        raise click.UsageError(
+            "--categories is for the tables of one moment: leave out the other pages, --html and --by rank."
+        )
     chosen_step = at_step if at_step is not None else step_number
     if page_kind is not None:
         if page_path is not None or table is not None or op_id is not None:
@@ -171,11 +177,13 @@ def report(
         _show_ranks(opened, str(opened.path) if is_scrubbed else trace, top, is_json=is_json)
         return
     # The report's numerics are slow to import; `memprof report -h` needs none of them.
+    from memprof.analysis.report.own_categories import read_categories
     from memprof.analysis.report.report import build_report
 
+    rules = () if categories is None else read_categories(categories)
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
     fold_layers = not is_json and table != "module"
-    built = build_report(opened, rank=rank, step_number=chosen_step, op_id=op_id, fold_layers=fold_layers)
+    built = build_report(opened, rank, chosen_step, op_id, fold_layers, rules)
     from memprof.analysis.report.report_json import report_to_json
     from memprof.cli.page import show
     from memprof.cli.pages.report_page import fill_page

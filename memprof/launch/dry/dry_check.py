@@ -13,13 +13,17 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.dry_check_results import INTERRUPTED, Checked
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_compiled import CompiledPlans, compiled_plans
-from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device, find_recorded_job
+from memprof.launch.dry.dry_job import (
+    NO_PEAKS,
+    cover_recorded_steps,
+    find_recorded_device,
+    find_recorded_job,
+    read_values_of,
+)
 from memprof.launch.dry.dry_outcome import DryOutcome, EndedError
-from memprof.launch.dry.dry_steps import dry_run_frames
-from memprof.launch.dry.frame_cache import FrameCache
-from memprof.launch.dry.isolation import why_not_apart
+from memprof.launch.dry.dry_steps import FrameCache, dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
-from memprof.launch.dry.read_values import read_values_of
+from memprof.launch.dry.rank_processes import why_not_apart
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import Target
 from memprof.planners.search.plan_queue import PlanQueue

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.launch.dry.compiled_job import compiles_itself, repeated_layers, short_precision
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import steps_at
 from memprof.launch.dry.job_server import DryRequest, DryRuns
@@ -24,8 +23,11 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.several_steps import DrySteps
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import default_policies
+from memprof.policies.rewrite.stack_marks import may_be_compiled
+from memprof.policies.runtime.model_names import module_names, without_wrappers
 from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.replay.time import product_kinds
 from memprof.trace.step import Step
 
 #: Policies that can be combined with the compiler, as can moving the optimizer's state; others change what it compiles.
@@ -182,16 +184,12 @@ def _combinable(found: Suggestion, *, is_own: bool) -> Iterator[tuple[Policy, ..
     For a job that compiles itself, no plan in another precision is predicted, so that is tried, too.
     """
     yield ()
-    others = tuple(policy for policy in _best(found) if _is_combinable(policy))
+    others = tuple(policy for policy in (found.answer.best or found.answer.least).policies if _is_combinable(policy))
     if others:
         yield others
     if is_own and _allows(found, Precision) and (precision := short_precision(found.basis.step)):
         yield precision
         yield from ((*precision, *others),) if others else ()
-
-
-def _best(found: Suggestion) -> tuple[Policy, ...]:
-    return (found.answer.best or found.answer.least).policies
 
 
 def _allows(found: Suggestion, kind: type[Policy]) -> bool:
@@ -263,3 +261,30 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
             slope, moved, is_again, rises = 0.0, "", False, False
     if not under:
         yield 0.0
+
+
+def compiles_itself(step: Step) -> bool:
+    """Returns whether forward runs code that the job compiles."""
+    return bool(np.any(may_be_compiled(step) & (step.ops.phase == "forward")))
+
+
+def short_precision(step: Step) -> tuple[Precision, ...]:
+    """Returns the precision to try for a job that computes in float32; none for others."""
+    is_product = (step.ops.flops > 0) & (step.ops.phase == "forward")
+    kinds = set(product_kinds(step)[is_product])
+    return (Precision("bf16" if step.runs_bf16() else "fp16"),) if kinds == {"fp32"} else ()
+
+
+def repeated_layers(step: Step) -> tuple[str, ...]:
+    """Returns the names of a model's layers: the list of modules of one type with the most parameters, in order."""
+    modules, names = step.modules, [without_wrappers(name) for name in module_names(step)]
+    inside = modules.parameter_bytes.copy()
+    for row, parent in reversed(list(enumerate(modules.parent_id.tolist()))):  # parents precede their children
+        if parent >= 0:
+            inside[parent] += inside[row]
+    lists: dict[tuple[int, str], list[int]] = {}
+    for row, (parent, kind) in enumerate(zip(modules.parent_id.tolist(), modules.type.tolist(), strict=True)):
+        if names[row].rpartition(".")[2].isdigit():
+            lists.setdefault((parent, str(kind)), []).append(row)
+    layers = max((rows for rows in lists.values() if len(rows) > 1), key=lambda rows: inside[rows].sum(), default=[])
+    return tuple(names[row] for row in layers)

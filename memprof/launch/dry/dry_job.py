@@ -1,18 +1,22 @@
-"""The job, the device and the steps of a recording that a dry run repeats."""
+"""What a dry run repeats of a recording (job, device, steps, values that it read), and plans that it cannot apply."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from memprof.errors import UsageError
+from memprof.errors import MemprofError, UsageError
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError, NotFoundError, Target, find_command, find_module, find_script
 from memprof.machines.card import find_card
+from memprof.policies.plan.plan import Plan
 from memprof.trace.manifest import Manifest
+from memprof.trace.schema import ReadValues
 from memprof.trace.secrets import MASK, is_masked
+from memprof.trace.store import Trace
 
 #: A recorded window that ends later is not followed: a dry run would take too long to reach it.
 _LAST_STEP = 16
@@ -97,3 +101,32 @@ def cover_recorded_steps(window: DryWindow, manifest: Manifest, peaks: Mapping[i
         return replace(window, skip=1, steps=1)
     end = max([end, *(step + 1 for step in peaks if step < _LAST_STEP)])
     return replace(window, skip=recorded.skip, steps=end - recorded.skip)
+
+
+def check_plan(plan: Plan | None) -> None:
+    """Rejects a plan that a dry run would not apply as a real run does.
+
+    Raises:
+        CannotStartError: The plan contains such a policy; the message names it.
+    """
+    policies = plan.policies if plan is not None else ()
+    for policy in policies:
+        if policy.dry_refusal:
+            raise CannotStartError(f"a dry run cannot apply {policy.describe()}: {policy.dry_refusal}")
+
+
+def read_values_of(recording: Path | str) -> str:
+    """Returns the values that a recorded job read, as JSON for the processes of its dry runs.
+
+    Args:
+        recording: The recording of the job.
+
+    Returns:
+        Rows of the table ``read_values``; "" if it has none, or cannot be read.
+    """
+    try:
+        values = Trace.open(recording).table(ReadValues)
+    except MemprofError:
+        return ""
+    columns = (values.step, values.line, values.name, values.previous, values.elements, values.value)
+    return json.dumps(list(zip(*(column.tolist() for column in columns), strict=True))) if len(values) else ""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.fit.request import measure
 from memprof.launch.outcome.verdict import describe_status
-from memprof.launch.parent.recorded_job import Recorded
+from memprof.launch.parent.recorded_job import Recorded, run_recorded
+from memprof.launch.parent.relay import ENDING
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import CannotStartError, Target
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.request import SearchRequest
 from memprof.policies.plan.plan import Plan
@@ -106,3 +111,52 @@ def outcome_of(done: Recorded, errors: str) -> DryOutcome:
         return DryOutcome(measured.peak_bytes, reserved_bytes=reserved)
     except (BadInputError, InconclusiveError) as error:
         return DryOutcome(None, str(error))
+
+
+def collect_snapshots(target: Target, device: str, name: str, folder: Path) -> list[Path]:
+    """Runs a job on tensors without memory; its snapshots go to a folder, not to where the job writes them.
+
+    The job ends after the snapshot of this name, or else where it would end.
+
+    Args:
+        target: The job.
+        device: The simulated device, a name of the catalogue.
+        name: Name of the file that the job writes its snapshot to, such as ``snapshot.pickle``.
+        folder: An empty folder.
+
+    Returns:
+        The snapshots in the order in which they were taken; their names end in those the job chose.
+
+    Raises:
+        CannotStartError: The job took no snapshot.
+        EndedError: A signal that asks the whole command to end arrived during the run.
+    """
+    snapshots = folder / "snapshots"
+    snapshots.mkdir()
+    settings = Settings(
+        output=folder / "dry.memprof",
+        force=True,
+        stop=True,
+        dry_run=True,
+        device=device,
+        snapshots=snapshots,
+        snapshot_name=name,
+    )
+    with open(os.devnull, "wb") as nothing, (folder / "errors").open("w+b") as errors:
+        done = run_recorded(target, settings, nothing.fileno(), errors.fileno())
+        if ending := sorted(done.signals & ENDING):
+            raise EndedError(ending[0])
+        errors.seek(0)
+        said = errors.read().decode("utf-8", errors="replace").splitlines()
+    found = sorted(snapshots.iterdir())
+    if not found:
+        last = next((line.strip() for line in reversed(said) if line.strip()), "")
+        if done.refusal or done.returncode:
+            raise CannotStartError(
+                f"{target.name} took no memory snapshot: its dry run failed: {done.refusal or last[:_MOST_SAID]}"
+            )
+        raise CannotStartError(
+            f"{target.name} took no memory snapshot in its dry run. It must call "
+            "torch.cuda.memory._record_memory_history() and _dump_snapshot(), as it did for the snapshot to compare."
+        )
+    return found

@@ -20,7 +20,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -53,7 +53,7 @@ def serve(descriptor: int) -> None:
     prepare_ranks()
     sys.stdout.flush()
     sys.stderr.flush()
-    if set(_top_names(set(sys.modules) - standard)) & _own_names() or _keeps_threads():
+    if {name.partition(".")[0] for name in set(sys.modules) - standard} & _own_names() or _keeps_threads():
         os._exit(0)
     _become(_Server(descriptor, handlers).fork_all())
 
@@ -170,10 +170,6 @@ def _keeps_threads() -> bool:
             os._exit(0)
         os.waitpid(pid, 0)
     return len(list(_TASKS.iterdir())) > 1
-
-
-def _top_names(names: set[str]) -> Iterator[str]:
-    return (name.partition(".")[0] for name in names)
 
 
 def _own_names() -> set[str]:

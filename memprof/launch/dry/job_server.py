@@ -19,8 +19,8 @@ import psutil
 
 from memprof.errors import MemprofError
 from memprof.launch.dry.apart import SCRATCH
+from memprof.launch.dry.dry_job import check_plan
 from memprof.launch.dry.dry_outcome import DryOutcome, EndedError, outcome_of
-from memprof.launch.dry.dry_plan import check_plan
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.parent.job_process import recording_environment, stand_in_for_tools
 from memprof.launch.parent.recorded_job import Begun, begin_recording, finish_recording
@@ -94,7 +94,7 @@ class JobServer:
             target: The job.
             window: Steps to skip, and to record.
             device: The simulated device; "" for the CPU.
-            apart: Isolate the job: writes in this folder are redirected, and it has no network (``isolation``).
+            apart: Isolate the job: writes in this folder are redirected, and it has no network (``command_apart``).
             read_values: Values of a recording of the job (``read_values_of``). Where it fails with them, as it may
                 under a plan that changes what is read, it is run with placeholders.
             threads: That share an operator on the CPU: kernels' workspaces depend on them. 0 for as many as here.
@@ -338,7 +338,7 @@ def dry_run(
         window: Steps to skip, and to record.
         device: The simulated device; "" for the CPU.
         keep: Path for the recording; None to discard it.
-        apart: Isolate the job: writes in this folder are redirected, and it has no network (``isolation``).
+        apart: Isolate the job: writes in this folder are redirected, and it has no network (``command_apart``).
 
     Raises:
         EndedError: A signal that asks the whole command to end arrived during the run.

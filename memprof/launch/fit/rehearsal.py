@@ -10,11 +10,10 @@ from typing import Self
 
 from memprof.analysis.plans.frames import frames_to_dry_run
 from memprof.analysis.plans.suggest import Suggestion
-from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device
+from memprof.launch.dry.dry_job import NO_PEAKS, cover_recorded_steps, find_recorded_device, read_values_of
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import dry_run_frames
 from memprof.launch.dry.job_server import DryRequest, JobServer
-from memprof.launch.dry.read_values import read_values_of
 from memprof.launch.fit.request import Attempt, FitResult
 from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError

@@ -17,13 +17,12 @@ from memprof.launch.apply import apply_to
 from memprof.launch.fit.request import Measured, measure
 from memprof.launch.live import sentences
 from memprof.launch.live.observed import DevicePeak, Observed, StepEnds
-from memprof.launch.live.policies import plan_for
 from memprof.machines.budget import parse_budget
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import explore
 from memprof.planners.search.plan_queue import PlanQueue
 from memprof.planners.search.request import SearchRequest, SearchResult
-from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan import Plan, plan_for
 from memprof.policies.runtime.job import Job
 
 #: Plans that are applied and measured before giving up and leaving the job unmodified.

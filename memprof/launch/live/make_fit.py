@@ -9,8 +9,9 @@ import torch
 from memprof.errors import PolicyError, UsageError
 from memprof.launch.apply import optimizers_in
 from memprof.launch.live.live_fit import LiveFit
-from memprof.launch.live.policies import live_policies
 from memprof.machines.budget import parse_budget
+from memprof.planners.search.workbench import allowed_names
+from memprof.policies.registry import policy_types
 from memprof.policies.runtime.model_names import unwrapped
 
 #: A placeholder peak to validate a budget with before anything is recorded, so that errors surface at once.
@@ -64,3 +65,26 @@ def make_fit(
     made = LiveFit(unwrapped(model), optimizers, str(budget), policies, max_slowdown, time_limit)
     made.start()
     return made
+
+
+def live_policies(allow: tuple[str, ...], forbid: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of the usable policies.
+
+    Args:
+        allow: Names of the allowed policies; none for those that are ``tried_live``.
+        forbid: Names of the forbidden policies.
+
+    Raises:
+        PolicyError: Unknown policy, or one that cannot be applied in the middle of training.
+    """
+    default = tuple(kind.name for kind in policy_types() if kind.tried_live)
+    names = allowed_names(allow, forbid, default)
+    for kind in policy_types():
+        if kind.name in names and kind.live_refusal:
+            raise PolicyError(
+                f"{kind.name} cannot be applied in the middle of training: {kind.live_refusal}. Find a plan with "
+                "memprof fit, and apply it before the first step with memprof.apply."
+            )
+    if not names:
+        raise PolicyError("no policy is left; allow one, or forbid fewer.")
+    return tuple(sorted(names))

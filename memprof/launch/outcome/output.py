@@ -1,7 +1,8 @@
-"""The recording's output path: chosen, checked and claimed before the job starts."""
+"""The recording's output: its path, chosen and claimed before the job starts, and its upload to an fsspec address."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -10,17 +11,17 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from memprof.errors import OutputError
+from memprof.errors import MemprofError, OutputError
 from memprof.launch.outcome.plan_marks import read_idle
-from memprof.launch.outcome.upload import check_address
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import CannotStartError, Target
 from memprof.launch.torch_versions import torch_pin
 from memprof.trace.files.place import find_place, refuse_existing
 from memprof.trace.files.private_file import FOLDER_MODE, explain_write_error, write_private
 from memprof.trace.files.rank_roles import read_between, read_communicators, read_same
+from memprof.trace.files.reading import attempt, located
 from memprof.trace.files.spool import READ_VALUES
 from memprof.trace.launchers import rank_in
 from memprof.trace.running import is_being_written, process_space
@@ -250,3 +251,49 @@ def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
         if name in names:
             return value if equals else next(iter(arguments[place + 1 : place + 2]), "")
     return ""
+
+
+def check_address(address: str, *, force: bool) -> None:
+    """Checks, before the job starts, that a recording can be uploaded to an address.
+
+    Args:
+        address: The address.
+        force: Whether a recording there may be overwritten.
+
+    Raises:
+        CannotStartError: The fsspec backend is not installed, the address is unreachable, or a recording exists there.
+    """
+    try:
+        is_there = bool(attempt(address, located(address).exists))
+    except MemprofError as error:
+        raise CannotStartError(str(error)) from None
+    if is_there and not force:
+        raise CannotStartError(f"{address} exists already. Replace it with -f, or choose another name with -o.")
+
+
+def upload(path: Path, address: str) -> None:
+    """Uploads a recording, and deletes the local file once the upload is complete.
+
+    Args:
+        path: The recording.
+        address: The destination.
+
+    Raises:
+        MemprofError: The upload failed; the local file stays, and no partial upload remains.
+    """
+    # An fsspec file system, and the path inside it: `Path` handles neither.
+    target: Any = located(address)
+    size = path.stat().st_size
+
+    def copy() -> None:
+        try:
+            target.fs.put_file(str(path), target.path)
+            if target.stat().st_size != size:
+                raise OSError(f"only {target.stat().st_size:,} of {size:,} bytes arrived")
+        except BaseException:
+            with contextlib.suppress(Exception):  # a failed upload may not be removable either
+                target.unlink()
+            raise
+
+    attempt(address, copy)
+    path.unlink()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from memprof.errors import InconclusiveError, MemprofError
 from memprof.launch.consent import note_recording
+from memprof.launch.outcome.output import upload
 from memprof.launch.outcome.plan_marks import REFUSED_STATUS
-from memprof.launch.outcome.upload import upload
 from memprof.launch.outcome.verdict import Verdict
 from memprof.launch.parent.recorded_job import Recorded, run_recorded
 from memprof.launch.parent.relay import ENDING

@@ -15,7 +15,7 @@ from memprof.planners.search.workbench import Workbench
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.kept_sets import keep_entries, may_be_kept
 from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.evict.names import keys_of
+from memprof.policies.evict.planned import keys_of
 from memprof.policies.remat.policy import Remat
 from memprof.policies.runtime.model_names import module_names
 from memprof.policies.swap.policy import Swap

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
-from memprof.planners.graph.graph import Graph, needed_bytes
-from memprof.planners.graph.schedule import as_recorded, replay
+from memprof.planners.graph.choices import Choices
+from memprof.planners.graph.graph import Graph
+from memprof.planners.graph.schedule import replay
 from memprof.planners.graph.stages import Line, Stage, lines_of
 from memprof.planners.graph.writing import Walk
 from memprof.trace.schema import NONE, Floats, Ints
-from memprof.units import format_bytes
 
 #: At most this many slot counts are tried.
 _MOST_TRIES = 60
@@ -122,33 +122,16 @@ class Bptt(Planner):
 
     def search(self, task: ScheduleRequest) -> ScheduleResult:
         """Searches for the fastest schedule within the budget."""
-        graph = task.graph
-        recorded = as_recorded(graph)
-        least = replay(graph, recorded).peak_bytes
-        if least <= task.budget_bytes:
-            return ScheduleResult("optimal", "The step fits as recorded.", recorded)
-        needed = needed_bytes(graph)
-        best_us, best = np.inf, None
+        graph, choices = task.graph, Choices(task)
+        if choices.is_met:
+            return choices.met()
         parts = [part for line in lines_of(graph, most_stages=_MOST_STAGES) if (part := _repeated(graph, line))]
-        for runs in _schedules(graph, parts, task.is_late):
-            done = replay(graph, runs)
-            least = min(least, done.peak_bytes)
-            if done.peak_bytes <= task.budget_bytes and done.extra_us < best_us:
-                best_us, best = done.extra_us, runs
-        is_late = task.is_late()
-        if best is not None:
-            reason = "The fastest schedule of its repeated part that fits" + (" of those tried." if is_late else ".")
-            return ScheduleResult("time limit" if is_late else "found", reason, best, least_bytes=least)
-        if needed > task.budget_bytes:
-            reason = f"A single operator with its inputs and outputs needs {format_bytes(needed)}."
-            return ScheduleResult("infeasible", reason, least_bytes=least)
-        if is_late:
-            return ScheduleResult("time limit", "The time limit passed before any schedule fitted.", least_bytes=least)
-        if not parts:
-            return ScheduleResult("nothing found", "No part of the step repeats.", least_bytes=least)
-        return ScheduleResult(
-            "nothing found", "The step does not fit even with the fewest states kept.", least_bytes=least
-        )
+        for runs in _schedules(graph, parts, choices.is_late):
+            choices.add(replay(graph, runs), "keeps some states of the repeated part")
+        found = choices.found()
+        if not parts and found.status == "nothing found":
+            return replace(found, reason="No part of the step repeats.")
+        return found
 
 
 def _schedules(graph: Graph, parts: list[_Repeated], is_late: Callable[[], bool]) -> Iterator[Ints]:

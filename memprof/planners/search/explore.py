@@ -13,11 +13,10 @@ from memprof.planners.graph.graph import graph_of
 from memprof.planners.graph.project import project, remat_of
 from memprof.planners.graph.schedule import replay
 from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.frames import find_frames
 from memprof.planners.search.groups import find_groups
 from memprof.planners.search.request import ScheduleSummary, SearchRequest, SearchResult
 from memprof.planners.search.select import Selection
-from memprof.planners.search.workbench import SAME_TIME, ReservedBytes, Workbench, allowed_names, rank
+from memprof.planners.search.workbench import SAME_TIME, ReservedBytes, Workbench, allowed_names, find_frames, rank
 from memprof.policies.base import Policy
 from memprof.policies.compile.policy import Compile
 from memprof.policies.plan.interval import OVER_HELD, time_interval_of

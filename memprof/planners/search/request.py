@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from memprof.machines.budget import Room, no_room
-from memprof.planners.search.candidate import Candidate
-from memprof.planners.search.learned import SeenErrors
+from memprof.planners.search.candidate import Candidate, SeenErrors
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import Refusals
 

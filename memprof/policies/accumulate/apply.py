@@ -13,11 +13,10 @@ from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.feed import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
 from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
-from memprof.policies.accumulate.policy import Accumulate
-from memprof.policies.accumulate.refusals import NOT_A_MEAN
+from memprof.policies.accumulate.policy import NOT_A_MEAN, Accumulate
 from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.split import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import cell_of_body, replace, until_gone

@@ -13,6 +13,20 @@ from memprof.replay.directed import reached
 from memprof.trace.schema import NONE, Bools, Ints, read_shape
 from memprof.trace.step import Step
 
+#: In the stack of every operator that a DataLoader runs.
+DATA_LOADER = "torch/utils/data/dataloader.py:"
+
+
+def reads_loader(step: Step) -> bool:
+    """Returns whether a DataLoader yields the batches of the job."""
+    return runs_in(step, DATA_LOADER)
+
+
+def runs_in(step: Step, place: str) -> bool:
+    """Returns whether operators ran below a place: part of a file's path, as stacks have it."""
+    return any(place in str(frames) for frames in step.stacks.frames)
+
+
 Sizes = tuple[int, ...]
 
 
@@ -64,7 +78,7 @@ def find_batch(step: Step, size: int | None = None) -> Batch:
     is_state = np.isin(storages.category, ("parameter", "buffer", "optimizer_state", "gradient"))
     owned = {_canonical(sizes[shape]) for shape in np.unique(shape_of[storages.category == "parameter"])}
     exact = np.array([size in each for each in sizes])
-    multiple = np.array([_holds_multiple(each, size) for each in sizes])
+    multiple = np.array([any(one >= size and one % size == 0 for one in each) for each in sizes])
     is_owned = np.array([_canonical(each) in owned for each in sizes])
     # A storage never seen through a tensor has no shape: use its bytes.
     is_blank = (storages.shape == "") & (storages.requested_bytes % size == 0) & (storages.requested_bytes >= 64 * size)
@@ -130,10 +144,6 @@ def part_sizes(size: int, parts: int) -> Ints:
 def _canonical(sizes: Sizes) -> Sizes:
     """Returns sizes in a canonical order, invariant to transposes and dimensions of size 1."""
     return tuple(sorted(each for each in sizes if each != 1))
-
-
-def _holds_multiple(sizes: Sizes, size: int) -> bool:
-    return any(each >= size and each % size == 0 for each in sizes)
 
 
 def computed_from(step: Step, is_source: Bools) -> Bools:

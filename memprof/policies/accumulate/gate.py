@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.refusals import DROPPED, LBFGS, left_whole
+from memprof.policies.accumulate.policy import DROPPED, LBFGS, left_whole
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.watch import Gradients, require_backward
 from memprof.policies.runtime.replaced import replace, replace_method

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.refusals import IN_EVALUATION, IN_TURN, WEIGHED
+from memprof.policies.accumulate.policy import IN_EVALUATION, IN_TURN, WEIGHED
 from memprof.recorder.steps.batches import first_tensor
 
 #: Rounds of the jobs under accumulate.

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.data import dataloader
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.round import Round
+from memprof.policies.runtime.replaced import replace
+from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.steps.batches import WHOLE, batch_size, collect, fields_of, is_graphs, is_record
 
 
@@ -122,3 +130,122 @@ def _holds_batches(value: Any, size: int) -> bool:
     tensors: list[torch.Tensor] = []
     collect(value, tensors, [])
     return any(tensor.shape[0] == size for tensor in tensors)
+
+
+_ITERATOR = dataloader._BaseDataLoaderIter
+
+
+class BatchFeed:
+    """Sits between all DataLoader iterators and the training loop.
+
+    It patches the iterator classes, not the loaders: a plan may be applied while the loop already holds an iterator.
+    """
+
+    def __init__(self, current: Round, model: torch.nn.Module | None = None) -> None:
+        """Yields nothing yet.
+
+        Args:
+            current: Records what the loop receives.
+            model: Batches are split while it is in training mode; evaluation batches stay whole. Until it is known,
+                batches are split while gradients are recorded.
+        """
+        self.round = current
+        self.follow(model)
+        self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+        self._restore: Callable[[], None] = _nothing
+
+    def follow(self, model: torch.nn.Module | None) -> None:
+        """From now on, splits batches while this model is in training mode."""
+        self._model: Callable[[], torch.nn.Module | None] = _nothing if model is None else weakref.ref(model)
+
+    def install(self) -> None:
+        """Starts splitting."""
+        self._restore = replace(_ITERATOR, "__next__", lambda before: lambda iterator: self._next(iterator, before))
+
+    def remove(self) -> None:
+        """Restores the iterators; micro-batches not yet yielded are dropped with their batch."""
+        self._restore()
+        self._waiting.clear()
+
+    def _next(self, iterator: Any, before: Any) -> Any:
+        """Returns the next batch for the loop, or the loader around it, and records what the loop then holds."""
+        looks_ahead = _looks_ahead(sys._getframe(1))
+        try:
+            batch, note = self._take(iterator, before)
+        except StopIteration:
+            if looks_ahead:
+                self._ahead.pop(iterator, _nothing)()  # the last one is passed on now
+            elif iterator in self._waiting:  # not that of an evaluation in between
+                self.round.rest()
+            raise
+        if looks_ahead:
+            # The batch fetched earlier is passed on now; the new one is not the loop's yet.
+            note, self._ahead[iterator] = self._ahead.pop(iterator, _nothing), note
+        note()
+        return batch
+
+    def _take(self, iterator: Any, before: Any) -> tuple[Any, Callable[[], None]]:
+        """Returns a part or a whole batch, and a callback that records that the loop has received it."""
+        waiting = self._waiting.get(iterator)
+        if not waiting:
+            batch = before(iterator)
+            if not (torch.is_grad_enabled() if (model := self._model()) is None else model.training):
+                self.round.evaluate(lambda: (model := self._model()) is None or not model.training)
+                return batch, _nothing
+            expected = _expected_size(iterator)
+            parts = split_batch(batch, self.round.micro_batches, expected)
+            if parts is None or len(parts) == 1:
+                found = "have a single sample" if parts else f"are of an unsupported type ({type(batch).__name__})"
+                return batch, partial(self.round.leave_whole, batch, f"they {found}")
+            if iterator not in self._waiting:  # a loop that exits early drops it
+                weakref.finalize(iterator, self.round.rest).atexit = False
+            waiting = self._waiting[iterator] = deque(parts)
+        part = waiting.popleft()
+        return part.batch, partial(self.round.hand_out, part.batch, part.number, part.count, part.weight)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _looks_ahead(caller: FrameType | None) -> bool:
+    """Whether an accelerate loader calls, through memprof: it passes a batch on only after fetching the next one."""
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith("memprof."):
+        caller = caller.f_back
+    if caller is None:
+        return False
+    return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
+
+
+def _expected_size(iterator: Any) -> int | None:
+    """Returns the loader's batch size, None where a custom sampler makes the batches."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+#: The feed of a job whose model does not exist yet.
+_prepared: list[BatchFeed] = []
+
+
+def split_from_start(micro_batches: int) -> None:
+    """Starts splitting before the model exists, so that a script's first batch is split too.
+
+    For launchers of unmodified scripts: a plan is applied at the model's first forward, when the loop already holds the
+    first batch. ``apply_accumulate`` takes over the feed started here.
+    """
+    feed = BatchFeed(Round(micro_batches))
+    feed.install()
+    _prepared.append(feed)
+
+
+def take_prepared(micro_batches: int) -> BatchFeed | None:
+    """Returns the feed that already splits into this many parts, None if there is none."""
+    if _prepared and _prepared[0].round.micro_batches == micro_batches:
+        return _prepared.pop()
+    return None
+
+
+def is_batch_in_hand() -> bool:
+    """Whether a DataLoader has already yielded a batch: the loop is running and its first batch came whole."""
+    return any(each._num_yielded > 0 for each in live_objects(_ITERATOR))

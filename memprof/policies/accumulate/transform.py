@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
-from memprof.policies.accumulate.refusals import HOOKS, LBFGS
+from memprof.policies.accumulate.policy import HOOKS, LBFGS
 from memprof.policies.accumulate.scale import scale_step
 from memprof.policies.rewrite.draft import Draft
 from memprof.trace.schema import NONE

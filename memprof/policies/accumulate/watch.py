@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.refusals import BY_HAND, CHANGED, HOOKS, NOT_A_MEAN
+from memprof.policies.accumulate.policy import BY_HAND, CHANGED, HOOKS, NOT_A_MEAN
 from memprof.policies.accumulate.round import Round
 from memprof.policies.runtime.replaced import OWN_TYPES, replace
 from memprof.recorder.steps.usages import has_gradient_hooks

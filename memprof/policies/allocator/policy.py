@@ -78,6 +78,8 @@ class Allocator(Policy):
     flag_example: ClassVar[str] = "expandable_segments"
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
+    changes_forward: ClassVar[bool] = False
+    why_not_torch: ClassVar[str] = ""
 
     expandable_segments: bool = False
     max_split_size_mb: int = 0
@@ -100,19 +102,9 @@ class Allocator(Policy):
             raise PolicyError("allocator: no option set; write one, such as expandable_segments = true.")
 
     @property
-    def changes_forward(self) -> bool:
-        """Never: tensors stay as they are."""
-        return False
-
-    @property
     def splits_all_blocks(self) -> bool:
         """With expandable segments, whose blocks are split to 512 bytes."""
         return self.expandable_segments
-
-    @property
-    def why_not_torch(self) -> str:
-        """Empty: torch has an equivalent."""
-        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.kinds import RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
+from memprof.policies.checkpoint.policy import longest_sequence, split
 from memprof.policies.checkpoint.second_forward import Arguments, operator_named, selective_contexts
-from memprof.policies.checkpoint.sequential import longest_sequence, split
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job import Effect, Job
 from memprof.policies.runtime.job_traits import import_compiler
@@ -128,24 +129,15 @@ def _segmented(
 ) -> Callable[..., Any]:
     """Returns a forward of an nn.Sequential that runs it in regions of consecutive modules."""
     children = list(sequence)  # type: ignore[call-overload]  # nn.Sequential iterates over its modules
-
-    def run_of(part: list[torch.nn.Module]) -> Callable[[Any], Any]:
-        def run(value: Any) -> Any:
-            for module in part:
-                value = module(value)
-            return value
-
-        return run
-
     parts = [children[first:last] for first, last in split(len(children), segments)]
-    regions = [_region(root, name, part, run_of(part), keep, effect) for part in parts]
+    regions = [_region(root, name, part, partial(_in_turn, part), keep, effect) for part in parts]
+    return partial(_in_turn, regions)
 
-    def forward(value: Any) -> Any:
-        for region in regions:
-            value = region(value)
-        return value
 
-    return forward
+def _in_turn(forwards: Iterable[Callable[..., Any]], value: Any) -> Any:
+    for forward in forwards:
+        value = forward(value)
+    return value
 
 
 def _region(
@@ -199,7 +191,7 @@ def _region(
         # The first run gets the original containers, which it may change; the recompute gets new ones, and objects
         # whose contents are those from before.
         pending = [(args, kwargs)]
-        objects = Arguments(others)
+        objects = Arguments(others, inside)
 
         def run(*values: torch.Tensor) -> Any:
             if pending:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
@@ -41,6 +43,8 @@ class Checkpoint(Policy):
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "replayed"
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.12, 0.20)
+    handles_saved: ClassVar[bool] = True
+    why_not_torch: ClassVar[str] = ""
 
     modules: tuple[str, ...] = ()
     segments: int = 0
@@ -62,16 +66,6 @@ class Checkpoint(Policy):
         if not self.modules and not self.segments:
             raise PolicyError("checkpoint needs modules, such as 'layers.*', or segments, such as segments=4.")
         check_kinds(self.keep)
-
-    @property
-    def handles_saved(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def why_not_torch(self) -> str:
-        """Empty: torch has an equivalent."""
-        return ""
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -110,3 +104,34 @@ class Checkpoint(Policy):
         if self.segments:
             what = f"{what} in {self.segments} segments" if what else f"{self.segments} segments"
         return f"checkpoint {what}" + (f" (keep {', '.join(map(short_kind, self.keep))})" if self.keep else "")
+
+
+def split(count: int, segments: int) -> list[tuple[int, int]]:
+    """Divides modules into consecutive segments of equal length, or with the first ones one module longer.
+
+    Args:
+        count: Number of modules.
+        segments: Number of segments, at most ``count``.
+
+    Returns:
+        The first module of each segment and the one after its last.
+    """
+    size, longer = divmod(count, segments)
+    edges = [number * size + min(number, longer) for number in range(segments + 1)]
+    return list(pairwise(edges))
+
+
+def longest_sequence(candidates: Sequence[tuple[str, int]]) -> str:
+    """Returns the nn.Sequential with most modules, the first of several.
+
+    Args:
+        candidates: Name and number of modules of each nn.Sequential.
+
+    Raises:
+        PolicyError: There is none.
+    """
+    if not candidates:
+        raise PolicyError(
+            "segments requires an nn.Sequential, and the model has none; choose modules by patterns instead."
+        )
+    return max(candidates, key=lambda candidate: candidate[1])[0]

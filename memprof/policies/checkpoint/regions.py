@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.checkpoint.policy import Checkpoint
-from memprof.policies.checkpoint.sequential import longest_sequence, split
+from memprof.policies.checkpoint.policy import Checkpoint, longest_sequence, split
 from memprof.policies.rewrite.stack_marks import (
     IN_TRANSFORM,
     SAVES_ITSELF,
@@ -29,7 +28,6 @@ class Regions:
         first: First operator.
         last: Last operator.
         parent: The region around it, NONE where there is none.
-        outermost: The outermost region around it, itself where there is none.
         module_id: The module whose call it is.
         innermost: The innermost region of each operator, NONE outside, shape ``(ops,)``.
     """
@@ -37,7 +35,6 @@ class Regions:
     first: Ints
     last: Ints
     parent: Ints
-    outermost: Ints
     module_id: Ints
     innermost: Ints
 
@@ -75,14 +72,11 @@ def find_regions(step: Step, policy: Checkpoint) -> Regions:
             raise PolicyError(SAVES_ITSELF.format(what=name or "the model", policy="checkpoint"))
     first, last, module_id = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
     parent = np.full(len(first), NONE, dtype=np.int64)
-    outermost = np.arange(len(first))
     innermost = np.full(len(step.ops), NONE, dtype=np.int64)
     for region in range(len(first)):
         parent[region] = innermost[first[region]]
-        if parent[region] != NONE:
-            outermost[region] = outermost[parent[region]]
         innermost[first[region] : last[region] + 1] = region
-    return Regions(first, last, parent, outermost, module_id, innermost)
+    return Regions(first, last, parent, module_id, innermost)
 
 
 def _without_hooks(step: Step, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -2,7 +2,7 @@
 
 A forward that runs again must find them as its first run did; otherwise the keys are appended twice. Lists,
 dictionaries and attributes are compared before and after the first run, and entries that it has changed are put back
-while the forward runs again.
+while the forward runs again. So are the states of the job's own random generators: torch restores its default ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import unwrap
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memprof.policies.checkpoint.kinds import KeptOperators
+from memprof.policies.remat.recomputation import restored, state_of
 
 _Container = dict[Any, Any] | list[Any]
 #: Most containers that are compared: beyond are objects that hold the job itself.
@@ -69,8 +72,6 @@ def operator_named(name: str) -> Any:
     operator: Any = torch.ops
     for part in name.split("."):
         operator = getattr(operator, part, None)
-        if operator is None:
-            return None
     return operator if isinstance(operator, torch._ops.OpOverload) else None
 
 
@@ -101,19 +102,15 @@ class _Changed:
 class Arguments:
     """The objects reachable from a region's arguments, and what its first run has changed of them."""
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        """Notes the contents of all containers.
-
-        Args:
-            values: The arguments other than tensors.
-        """
+    def __init__(self, values: list[Any], modules: Iterable[torch.nn.Module]) -> None:
+        """Notes the contents of containers in arguments other than tensors, and the states of random generators."""
+        self._states = tuple((one, state_of(one)) for one in _generators(values, modules))
         self._noted = list(_contents(values))
         self._changed: list[_Changed] = []
 
     def compare(self) -> None:
         """Keeps what the first run has changed, and nothing else of the contents."""
-        changes = (_changes(container, before) for container, before in self._noted)
-        self._changed = [change for change in changes if change is not None]
+        self._changed = [change for noted in self._noted if (change := _changes(*noted)) is not None]
         self._noted = []
 
     @contextmanager
@@ -123,10 +120,22 @@ class Arguments:
         try:
             for change in self._changed:
                 _put_back(change)
-            yield
+            with restored(self._states):
+                yield
         finally:
             for container, contents in now:
                 _fill(container, contents)
+
+
+def _generators(values: list[Any], modules: Iterable[torch.nn.Module]) -> set[torch.Generator]:
+    """Returns the generators among arguments, attributes of modules, and globals that a forward names."""
+    found = list(values)
+    for module in modules:
+        forward = unwrap(type(module).forward)
+        found += vars(module).values()
+        if isinstance(forward, FunctionType):
+            found += map(forward.__globals__.get, forward.__code__.co_names)
+    return {one for one in found if isinstance(one, torch.Generator)}
 
 
 def _contents(values: Iterable[Any]) -> Iterator[tuple[_Container, _Container]]:

@@ -44,6 +44,7 @@ class Compile(Policy):
     numerics: ClassVar[str] = "rounding"
     source: ClassVar[str] = "measured"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    why_not_torch: ClassVar[str] = ""
 
     modules: tuple[str, ...] = ("",)
     activation_budget: float = 1.0
@@ -56,11 +57,6 @@ class Compile(Policy):
         budget = self.activation_budget
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
             raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.")
-
-    @property
-    def why_not_torch(self) -> str:
-        """Empty: torch has an equivalent."""
-        return ""
 
     def refusal_within(self, plan: Sequence[Policy]) -> str:
         """Returns that the measured run is one of other policies, where it is."""

@@ -43,6 +43,8 @@ class Compress(Policy):
     source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.10)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.95)
+    handles_saved: ClassVar[bool] = True
+    why_not_torch: ClassVar[str] = "torch cannot pack saved tensors in 8 bits"
 
     modules: tuple[str, ...] = (".",)
     minimum_bytes: int = 1 << 12
@@ -53,16 +55,6 @@ class Compress(Policy):
             raise PolicyError("compress needs patterns of module names: write modules = ['layers.*'].")
         if self.minimum_bytes < 0:
             raise PolicyError(f"compress: invalid minimum_bytes {self.minimum_bytes}; write minimum_bytes = 4096.")
-
-    @property
-    def handles_saved(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def why_not_torch(self) -> str:
-        """Why torch has no equivalent."""
-        return "torch cannot pack saved tensors in 8 bits"
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

@@ -1,13 +1,16 @@
-"""Plans the evictions of a step whose operators are known: the best of several rules, improved by trying variations."""
+"""Plans the evictions of a step whose operators are known, and the keys by which plans name its saved tensors."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 from memprof.errors import PolicyError
 from memprof.policies.evict.outline import Outline
 from memprof.policies.evict.simulation import Course, Rule, Simulation
+from memprof.trace.schema import NONE, Texts
+from memprof.trace.step import Step
 
 #: Powers of the time until the next use.
 _FORESIGHTS = (1.0, 0.5)
@@ -41,7 +44,7 @@ def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once:
     refusal = ""
     for rule in rules:
         try:
-            course = Simulation(outline, budget_bytes, rule, at_once, _least_us(best)).run()
+            course = Simulation(outline, budget_bytes, rule, at_once, math.inf if best is None else best.again_us).run()
         except PolicyError as error:
             refusal = refusal or str(error)  # the error would keep this frame and its callers' alive
             continue
@@ -52,11 +55,6 @@ def planned_course(outline: Outline, budget_bytes: int, heuristic: str, at_once:
     if best is None:
         raise PolicyError(refusal)
     return _varied(outline, budget_bytes, best, best_rule, at_once)
-
-
-def _least_us(best: Course | None) -> float:
-    """Returns the recomputation that another course must not exceed to be the best."""
-    return math.inf if best is None else best.again_us
 
 
 def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_once: frozenset[int]) -> Course:
@@ -78,3 +76,38 @@ def _varied(outline: Outline, budget_bytes: int, best: Course, rule: Rule, at_on
         if course.again_us <= best.again_us:
             best, rule = course, varied
     return best
+
+
+def key_of(module: str, operator: str, number: int) -> str:
+    """Returns the key of one run of an operator: ``layers.0.mlp.0:aten.addmm.default:0``.
+
+    Args:
+        module: Name of the innermost module that runs it, "" outside of modules or for the root.
+        operator: The operator.
+        number: Number of earlier runs of the operator in that module, within this call of the model.
+    """
+    return f"{module}:{operator}:{number}"
+
+
+def keys_of(step: Step) -> list[str]:
+    """Returns the key of each operator of a step in its first forward run, "" for all others."""
+    ops = step.ops
+    modules: Texts = step.modules.name
+    counts: Counter[tuple[int, str, str]] = Counter()
+    keys = []
+    for phase, again, module, name, part in zip(
+        ops.phase.tolist(),
+        ops.is_recompute.tolist(),
+        ops.module_id.tolist(),
+        ops.name.tolist(),
+        ops.micro_batch.tolist(),
+        strict=True,
+    ):
+        if phase != "forward" or again:
+            keys.append("")
+            continue
+        title = str(modules[module]) if module != NONE else ""
+        number = counts[part, title, name]
+        counts[part, title, name] = number + 1
+        keys.append(key_of(title, name, number))
+    return keys

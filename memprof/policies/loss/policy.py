@@ -32,6 +32,7 @@ class ChunkedLoss(Policy):
     source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.2, 0.2)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.3, 0.5)
+    why_not_torch: ClassVar[str] = "torch cannot replace the cross-entropy that your script calls by a chunked one"
 
     chunks: int = 8
     head: str = ""
@@ -45,11 +46,6 @@ class ChunkedLoss(Policy):
             raise PolicyError(f"loss: invalid head {self.head!r}; write the name of a Linear.")
         if type(self.minimum_bytes) is not int or self.minimum_bytes < 0:
             raise PolicyError(f"loss: invalid minimum_bytes {self.minimum_bytes!r}; write a number of bytes.")
-
-    @property
-    def why_not_torch(self) -> str:
-        """Why torch has no equivalent."""
-        return "torch cannot replace the cross-entropy that your script calls by a chunked one"
 
     @classmethod
     def from_flag(cls, text: str) -> Self:

@@ -9,7 +9,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.in_backward import InBackward
-from memprof.policies.optimizer.refusals import DISTRIBUTED, FUSED_SGD, IN_HOST_MEMORY, NOT_FUSED, needs_whole, no_form
+from memprof.policies.optimizer.policy import DISTRIBUTED, FUSED_SGD, IN_HOST_MEMORY, NOT_FUSED, needs_whole, no_form
 from memprof.policies.optimizer.updates import EightBitUpdates, HostUpdates, Updates, updates_of
 from memprof.recorder.steps.usages import has_form, needs_closure, takes_fused
 

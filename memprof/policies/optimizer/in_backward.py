@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import EARLY, NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
+from memprof.policies.optimizer.policy import EARLY, NEVER_RESET, SCALED, SECOND_BACKWARD, SETTINGS_CHANGED, clipped
 from memprof.policies.optimizer.updates import Updates, updates_of
 from memprof.policies.optimizer.used import UsedGradient, UsedState
 from memprof.policies.runtime.replaced import cell_of_body, hook_weakly, replace_weakly

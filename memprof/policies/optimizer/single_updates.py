@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import EARLY, SECOND_BACKWARD, USED
+from memprof.policies.optimizer.policy import EARLY, SECOND_BACKWARD, USED
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.trace.operator_facts import UPDATE_WORDS, ZEROING, are_among, have_word

@@ -8,7 +8,7 @@ import numpy as np
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.host_bytes import moved_state
-from memprof.policies.optimizer.refusals import IN_HOST_MEMORY, refuse_optimizers
+from memprof.policies.optimizer.policy import IN_HOST_MEMORY, refuse_optimizers
 from memprof.policies.optimizer.single_updates import (
     CALL_US,
     eight_bit_bytes,

@@ -13,7 +13,7 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.used import StepSettings
-from memprof.policies.runtime.per_optimizer import PerOptimizer
+from memprof.policies.runtime.job import PerOptimizer
 from memprof.recorder.steps.update_hooks import inner_steps
 
 if TYPE_CHECKING:

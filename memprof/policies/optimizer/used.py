@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import AVERAGED, EARLY, SECOND_BACKWARD, TOGETHER, USED
+from memprof.policies.optimizer.policy import AVERAGED, EARLY, SECOND_BACKWARD, TOGETHER, USED
 from memprof.policies.runtime.replaced import has_values
 
 Tensor = torch.Tensor

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memprof.errors import PolicyError
 from memprof.policies.base import NUMERICS, SOURCES, Policy
 from memprof.policies.plan.interval import Interval, TimeInterval, interval_of
+from memprof.policies.plan.patterns import match_modules
 from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import NO_DRY_STEPS, DrySteps, steps_under
 from memprof.policies.registry import policy_types
+from memprof.policies.runtime.model_names import without_wrappers
 from memprof.replay.live import fullest_of
 from memprof.trace.step import Step
 
@@ -59,6 +61,11 @@ class Plan:
         """Returns the plan with more policies; drops its prediction if any are added."""
         added = tuple(more)
         return replace(self, policies=(*self.policies, *added), prediction=None) if added else self
+
+    def with_patterns(self, convert: Callable[[str], str]) -> Plan:
+        """Returns the plan with each module pattern of its policies converted."""
+        known = ((policy, patterns_of(policy)) for policy in self.policies)
+        return replace(self, policies=tuple(choosing(one, map(convert, own)) if own else one for one, own in known))
 
     def caveats(self, step: Step) -> tuple[str, ...]:
         """Returns what its policies change in a recorded step and in the job's loop, one sentence each."""
@@ -208,3 +215,51 @@ def _of_pair(first: Policy, second: Policy) -> str:
             "budget for the compiler itself with --compile."
         )
     return ""
+
+
+def fitted(plan: Plan, names: set[str]) -> Plan:
+    """Returns a plan with patterns for the model inside, converted from patterns for the wrapped model.
+
+    Args:
+        plan: The plan.
+        names: Names of the modules of the model inside; one that is called ``module`` itself keeps its name.
+    """
+    return plan.with_patterns(
+        lambda pattern: pattern if pattern.partition(".")[0] in names else without_wrappers(pattern)
+    )
+
+
+def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
+    """Translates a plan's module patterns to the model's own names.
+
+    In a recording of several models, the name of a module begins with its model's type.
+
+    Args:
+        plan: A plan with patterns from a recording.
+        model_type: Type of the model.
+        names: Qualified names of its modules.
+
+    Raises:
+        PolicyError: A pattern matches no module of this model.
+    """
+    known = list(names)
+
+    def own(pattern: str) -> str:
+        head, _, rest = pattern.partition(".")
+        found = rest if rest and head.partition("#")[0] == model_type else pattern
+        match_modules([found], known)
+        return found
+
+    return Plan(fitted(plan, set(known)).with_patterns(own).policies, budget_bytes=plan.budget_bytes)
+
+
+def patterns_of(policy: Policy) -> tuple[str, ...]:
+    """Returns a policy's module patterns; none if it has no such setting."""
+    patterns = getattr(policy, "modules", ())
+    return patterns if isinstance(patterns, tuple) else ()
+
+
+def choosing(policy: Policy, patterns: Iterable[str]) -> Policy:
+    """Returns a policy that chooses modules, with other patterns."""
+    changes: dict[str, Any] = {"modules": tuple(dict.fromkeys(patterns))}
+    return replace(policy, **changes)  # type: ignore[type-var]  # every policy is a dataclass

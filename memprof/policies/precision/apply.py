@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from memprof.errors import PolicyError
-from memprof.policies.precision.misfits import require_recurrent
 from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
+from memprof.policies.precision.transform import require_recurrent
 from memprof.policies.runtime.job_traits import OwnReruns
 from memprof.policies.runtime.replaced import is_in_transform, replace, until_gone
 from memprof.recorder.machine import short_types

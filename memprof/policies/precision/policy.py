@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
-from memprof.policies.base import Policy
+from memprof.policies.base import Candidates, Policy
+
+if TYPE_CHECKING:
+    from memprof.trace.step import Step
 
 # Why fp16 is refused, in predictions and in runs.
 CREATE_GRAPH = (
@@ -50,7 +53,6 @@ class Precision(Policy):
         "lightning": "the Trainer runs training_step, not the module. Set precision='bf16-mixed', or '16-mixed'.",
     }
     tried_by_default: ClassVar[bool] = True
-    has_candidates: ClassVar[bool] = True
     changes_kernels: ClassVar[bool] = True
     flag_help: ClassVar[str] = "compute in lower precision: bf16, fp16, or pure-bf16 (weights too)"
     flag_example: ClassVar[str] = "bf16"
@@ -58,6 +60,8 @@ class Precision(Policy):
     source: ClassVar[str] = "rule"
     errors_seen: ClassVar[tuple[float, float]] = (0.20, 0.40)
     time_errors_seen: ClassVar[tuple[float, float] | None] = (0.28, 0.38)
+    why_not_torch: ClassVar[str] = ""
+    changes_forward: ClassVar[bool] = True
 
     dtype: str = "bf16"
     weights: str = "fp32"
@@ -86,19 +90,9 @@ class Precision(Policy):
         return {"bf16": "bfloat16", "fp16": "float16"}[self.dtype]
 
     @property
-    def why_not_torch(self) -> str:
-        """Empty: torch has an equivalent."""
-        return ""
-
-    @property
     def needs_optimizer(self) -> bool:
         """Whether the optimizer's state is shortened, too."""
         return self.is_pure
-
-    @property
-    def changes_forward(self) -> bool:
-        """Always."""
-        return True
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
@@ -111,6 +105,23 @@ class Precision(Policy):
             raise PolicyError(f"unknown --precision {text!r}; write one of {', '.join(FLAGS)}.")
         dtype, weights = FLAGS[text]
         return cls(dtype=dtype, weights=weights)
+
+    @classmethod
+    def candidates(cls, step: Step, *, world_size: int = 1) -> Candidates:
+        """Returns the applicable reduced precisions: none where the job already computes in one.
+
+        What counts is the type of the numbers: fused attention also writes the state of its random numbers, as
+        integers.
+        """
+        rules, bf16 = cls._module("transform"), cls("bf16")
+        types = rules.product_types(step)
+        if reason := rules.why_not_compiled(step, bf16):
+            return Candidates(unsuitable={bf16: reason})
+        if reduced := rules.short_types(types):
+            return Candidates(unsuitable={bf16: f"the job's matrix products are in {reduced} already."})
+        if not types & {"float32", "float64"}:
+            return Candidates(unsuitable={bf16: "forward has no matrix products or convolutions in float32."})
+        return Candidates((bf16,)) if step.runs_bf16() else Candidates((cls("fp16"),), {bf16: NO_BF16})
 
     @property
     def caveat(self) -> str:

@@ -1,16 +1,22 @@
-"""Estimates a step in a short type coarsely: which operators stay in float32, and their workspaces, a dry run finds."""
+"""Estimates a step in a short type coarsely (a dry run finds the rest), and which steps and jobs do not support one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from memprof.policies.precision.misfits import refuse_unsuitable
-from memprof.policies.precision.policy import CPU_TIME, DEVICE_TIME, Precision
+from memprof.errors import PolicyError
+from memprof.policies.precision.policy import CPU_TIME, DEVICE_TIME, LBFGS, NO_BF16, Precision
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import new_ops
+from memprof.policies.rewrite.stack_marks import is_in_compiled_code
 from memprof.policies.runtime.model_names import root_of, trained_roots
 from memprof.replay.rounding import rounded
 from memprof.trace.operator_facts import CAST, LOSS_WORDS, have_word
-from memprof.trace.schema import Bools
+from memprof.trace.schema import NONE, Bools
 from memprof.trace.step import Step
+from memprof.trace.usages import IS_LBFGS
 
 
 def transform(step: Step, policy: Precision) -> Step:
@@ -59,3 +65,94 @@ def _copy_weights(draft: Draft, step: Step, is_weight: Bools) -> None:
     draft.use(casts, copies, "write")
     is_saved = is_product[saved.forward_op_id]
     draft.saved = saved.replace(storage_id=np.where(is_saved, became[saved.storage_id], saved.storage_id))
+
+
+#: Floating point types shorter than float32.
+_SHORT_TYPES = ("float8", "float16", "bfloat16", "complex32")
+_INTEGERS = ("int64", "int32")
+#: Largest integer up to which a type represents all.
+_EXACT_INTEGERS = {"bf16": 256, "fp16": 2048}
+
+
+def refuse_unsuitable(step: Step, policy: Precision, is_ours: Bools) -> None:
+    """Rejects a step that gains nothing from a short type, or that would compute something else.
+
+    Args:
+        step: The recorded step.
+        policy: The policy.
+        is_ours: Float32 tensors that trained models consist of or make, shape ``(storages,)``.
+
+    Raises:
+        PolicyError: The step is one of these, or the device does not support the type.
+    """
+    if policy.dtype == "bf16" and not step.runs_bf16():
+        raise PolicyError(NO_BF16)
+    if policy.dtype == "fp16" and any(IS_LBFGS in optimizer.words for optimizer in step.optimizers):
+        raise PolicyError(LBFGS)
+    if reason := why_not_compiled(step, policy):
+        raise PolicyError(reason)
+    if short := short_types(product_types(step)):
+        raise PolicyError(f"precision: the recorded job already computes in {short}; leave the policy out.")
+    if not np.any(is_ours & (step.storages.category == "parameter")):
+        raise PolicyError("precision: the recording trains no model with float32 parameters; leave the policy out.")
+    _refuse_rounded_integers(step, policy, is_ours)
+
+
+def product_types(step: Step) -> set[str]:
+    """Returns the types of what forward's matrix products and convolutions make."""
+    is_product = (step.ops.flops > 0) & (step.ops.phase == "forward")
+    wrote = step.uses.take(is_product[step.uses.op_id] & (step.uses.role == "write"))
+    return set(step.storages.dtype[wrote.storage_id].tolist())
+
+
+def short_types(types: set[str]) -> str:
+    """Returns the types of a set that are shorter than float32, joined by ``and``; "" for none."""
+    return " and ".join(sorted(name for name in types if name.startswith(_SHORT_TYPES)))
+
+
+def why_not_compiled(step: Step, policy: Precision) -> str:
+    """Returns why the policy cannot be predicted for code that torch.compile generated; "" without such code."""
+    if not np.any(is_in_compiled_code(step) & (step.ops.phase == "forward")):
+        return ""
+    return (
+        f"precision: torch.compile generates other code in {policy.dtype}, which this recording does not predict; "
+        f"dry-run the job under the policy: memprof record --dry-run --{policy.describe()}."
+    )
+
+
+def _refuse_rounded_integers(step: Step, policy: Precision, is_ours: Bools) -> None:
+    """Rejects a step that casts integers to a floating point type and back, such as indices by ``x.new_tensor(rows)``.
+
+    Raises:
+        PolicyError: It does; a short type would round large ones.
+    """
+    ops, uses, is_integer = step.ops, step.uses, np.isin(step.storages.dtype, _INTEGERS)
+    is_cast = (ops.name == CAST) & (ops.phase == "forward") & (ops.module_id != NONE)
+    reads, writes = (uses.take(is_cast[uses.op_id] & (uses.role == role)) for role in ("read", "write"))
+    of_integers = reads.op_id[is_integer[reads.storage_id]]
+    copies = writes.storage_id[is_ours[writes.storage_id] & np.isin(writes.op_id, of_integers)]
+    back = reads.op_id[np.isin(reads.storage_id, copies)]
+    if np.isin(writes.op_id[is_integer[writes.storage_id]], back).any():
+        raise PolicyError(
+            f"precision: integers are cast to a floating point type and back; in {policy.dtype} those above "
+            f"{_EXACT_INTEGERS[policy.dtype]} would be rounded. Keep them integers there, or leave the policy out."
+        )
+
+
+def require_recurrent(policy: Precision, types: Sequence[str]) -> None:
+    """Rejects training recurrent layers on a CPU in a short type without a oneDNN kernel.
+
+    Args:
+        policy: The policy.
+        types: Short types that oneDNN supports on the processor.
+
+    Raises:
+        PolicyError: The type is fp16 or unsupported.
+    """
+    if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast
+        raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
+    if policy.torch_name not in types:
+        raise PolicyError(
+            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has no "
+            "kernels for it); leave the policy out."
+        )

@@ -43,6 +43,11 @@ class Remat(Policy):
     numerics: ClassVar[str] = "none"
     source: ClassVar[str] = "modelled"
     errors_seen: ClassVar[tuple[float, float]] = (0.01, 0.01)
+    handles_saved: ClassVar[bool] = True
+    why_not_torch: ClassVar[str] = "torch cannot drop and recompute single saved tensors to stay within a budget"
+    excludes_sharding: ClassVar[bool] = True  # divided parameters are no storages of their own
+    guesses: ClassVar[bool] = True  # the runtime needs room beyond the tensors it keeps, of unknown size
+    starts_early: ClassVar[bool] = True  # allocated bytes are counted from before the job's first tensor
 
     budget: str = ""
     recompute: tuple[str, ...] = ()
@@ -109,21 +114,6 @@ class Remat(Policy):
         """The budget, which the runtime enforces whatever the prediction, as long as anything is left to drop."""
         return self.budget_bytes or None
 
-    @property
-    def handles_saved(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def why_not_torch(self) -> str:
-        """Why torch has no equivalent."""
-        return "torch cannot drop and recompute single saved tensors to stay within a budget"
-
-    @property
-    def excludes_sharding(self) -> bool:
-        """Always: divided parameters are no storages of their own."""
-        return True
-
     @classmethod
     def from_flag(cls, text: str) -> Self:
         """Reads ``8GiB`` or ``60%``, optionally followed by ``:host`` or ``:disk``.
@@ -137,16 +127,6 @@ class Remat(Policy):
         if not size.strip():
             raise PolicyError(f"remat needs a budget; write --remat {cls.flag_example}.")
         return cls(budget=size.strip(), swap=to.strip())
-
-    @property
-    def guesses(self) -> bool:
-        """The runtime needs some room beyond the tensors it keeps, of unknown size."""
-        return True
-
-    @property
-    def starts_early(self) -> bool:
-        """Allocated bytes are counted from before the job's first tensor."""
-        return True
 
     def describe(self) -> str:
         """Describes the budget, or what is recomputed."""

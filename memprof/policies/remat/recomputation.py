@@ -151,16 +151,13 @@ def states_for(kwargs: dict[str, Any] | None, device: torch.device) -> tuple[tup
     generators = [own if own is not None else torch.default_generator]
     if own is None and device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
-    return tuple((generator, _state_of(generator)) for generator in generators)
+    return tuple((generator, state_of(generator)) for generator in generators)
 
 
 @contextmanager
 def restored(states: tuple[tuple[torch.Generator, bytes], ...] | None) -> Iterator[None]:
     """Restores states temporarily, then the previous ones."""
-    if states is None:
-        yield
-        return
-    before = [(generator, _state_of(generator)) for generator, _ in states]
+    before = [(generator, state_of(generator)) for generator, _ in states or ()]
     try:
         put_back(states)
         yield
@@ -175,7 +172,7 @@ def put_back(states: Iterable[tuple[torch.Generator, bytes]] | None) -> None:
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _state_of(generator: torch.Generator) -> bytes:
+def state_of(generator: torch.Generator) -> bytes:
     """Returns a state as bytes, outside device memory."""
     with torch._C._DisableTorchDispatch():
         return generator.get_state().numpy().tobytes()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.evict.names import key_of
+from memprof.policies.evict.planned import key_of
 from memprof.policies.remat.cells import Cell, Ref
 from memprof.policies.remat.memory import Memory
 from memprof.policies.remat.recomputation import Recomputation

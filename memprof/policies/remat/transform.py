@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.evict.names import keys_of
 from memprof.policies.evict.outline import Units, outline_of, units_of
-from memprof.policies.evict.planned import planned_course
+from memprof.policies.evict.planned import keys_of, planned_course
 from memprof.policies.evict.simulation import Course
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import COMPRESS, SWAP_OUT

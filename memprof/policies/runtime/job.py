@@ -1,12 +1,13 @@
-"""The training job that policies modify: its model, its optimizers, and the changes made to them."""
+"""The training job that policies modify: its model, its optimizers, the changes to them, and what is kept of each."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -220,3 +221,35 @@ class Job:
         del self._guards[id(guard.owner)]
         guard.after.remove(self._note_copy)
         guard.release()
+
+
+class _OfOptimizer(Protocol):
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+
+Kept = TypeVar("Kept", bound=_OfOptimizer)
+
+
+class PerOptimizer(Generic[Kept]):
+    """The objects that one policy has made for optimizers, until the job that made them is undone or gone."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+
+    def get(self, optimizer: torch.optim.Optimizer) -> Kept | None:
+        """Returns what is kept of an optimizer, None if nothing."""
+        kept = self._kept.get(id(optimizer))
+        return kept if kept is not None and kept.optimizer is optimizer else None
+
+    def keep(self, job: Job, kept: Kept) -> None:
+        """Keeps an object for the other jobs of its optimizer.
+
+        Args:
+            job: The job that has changed the optimizer and holds the object.
+            kept: The object.
+        """
+        key = id(kept.optimizer)
+        self._kept[key] = kept
+        job.on_undo(partial(self._kept.pop, key, None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.runtime.per_optimizer import PerOptimizer
+from memprof.policies.runtime.job import PerOptimizer
 from memprof.policies.shard.division import fill_buckets
 from memprof.policies.shard.process_group import gather
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.refusals import refuse_closure
+from memprof.policies.optimizer.policy import refuse_closure
 from memprof.policies.optimizer.single_updates import CALL_US, single_updates, update_form
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.stack_marks import Calls, is_in_transform

@@ -13,9 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.one_by_one import OneByOne
-from memprof.policies.optimizer.refusals import needs_whole
-from memprof.policies.runtime.job import Job
-from memprof.policies.runtime.per_optimizer import PerOptimizer
+from memprof.policies.optimizer.policy import needs_whole
+from memprof.policies.runtime.job import Job, PerOptimizer
 from memprof.policies.swap.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain

@@ -94,7 +94,10 @@ class OperatorTraits:
             self.flags |= FLAG_COLLECTIVE
         if is_among(str(operator), TRANSFERS):
             self.flags |= FLAG_COPY
-        self._formula = _flop_formulas().get(getattr(operator, "overloadpacket", None))
+        packet: Any = getattr(operator, "overloadpacket", None)
+        if "_attention_for_cpu" in str(packet):  # torch has formulas for attention on other devices only
+            packet = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""))
+        self._formula = _flop_formulas().get(packet)
         self._flops: dict[tuple[Any, ...], int] = {}
         self.has_flops = self._formula is not None
 
@@ -121,11 +124,8 @@ class OperatorTraits:
 
 def _flop_formulas() -> dict[Any, Callable[..., int]]:
     """Returns torch's FLOP formulas by operator, with the job's own if it has imported their module."""
-    own = sys.modules.get(_FLOP_COUNTER)
-    formulas: dict[Any, Callable[..., int]] = (
-        getattr(own, "flop_registry", None) or _hidden_flop_counter().flop_registry
-    )
-    return formulas
+    own: dict[Any, Callable[..., int]] | None = getattr(sys.modules.get(_FLOP_COUNTER), "flop_registry", None)
+    return own or _hidden_flop_counter().flop_registry
 
 
 @cache

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.calls.packets import overloads
-from memprof.recorder.calls.tracebacks import clean_uncaught
+from memprof.recorder.calls.torch_state import overloads
+from memprof.recorder.calls.tracebacks import OWN_CODE, clean_uncaught
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.log import RawLog
-from memprof.recorder.own_code import OWN_CODE
 from memprof.trace.operator_facts import READS_VALUE
 
 _aten = torch.ops.aten

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from memprof.recorder.calls.tracebacks import OWN_CODE
 from memprof.recorder.log import RawLog
-from memprof.recorder.own_code import OWN_CODE
 from memprof.recorder.steps.usages import COPYING, copies_state_dict, storing_phase
 from memprof.trace.files.spool import SAVING
 

@@ -1,7 +1,8 @@
-"""torch's own state of a thread: a graph that is traced, and hooks for tensors saved by autograd."""
+"""torch's own state of a thread (a graph that is traced, hooks for saved tensors), and its operators by their names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -91,3 +92,13 @@ def hooks_of_job() -> int:
     if module == _CHECKPOINT:
         return CHECKPOINT
     return 0 if module.startswith("memprof.") else id(hooks[0])
+
+
+def packets(names: Iterable[str] | str) -> frozenset[Any]:
+    """Returns operators of torch's own, each with all overloads; names in one text are divided by spaces."""
+    return frozenset(getattr(torch.ops.aten, name) for name in (names.split() if isinstance(names, str) else names))
+
+
+def overloads(names: Iterable[str] | str) -> frozenset[Any]:
+    """Returns the default overload of each."""
+    return frozenset(packet.default for packet in packets(names))

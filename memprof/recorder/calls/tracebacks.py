@@ -17,8 +17,9 @@ from typing import Any
 
 from torch._ops import HigherOrderOperator, OpOverload
 
-from memprof.recorder.own_code import OWN_CODE
-
+_PACKAGE = Path(__file__).parents[2]
+#: Folders whose frames belong to no one who reads a stack: the recorder's, and the virtual machine's above it.
+OWN_CODE = tuple(str(_PACKAGE / name) for name in ("recorder", "virtual"))
 _own = [*OWN_CODE]
 
 

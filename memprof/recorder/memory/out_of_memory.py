@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE, HostLimit, nearest_limit
+from memprof.recorder.calls.tracebacks import OWN_CODE
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.own_code import OWN_CODE
 from memprof.recorder.steps.usages import storing_phase
 from memprof.trace.files.private_file import write_private
 from memprof.trace.files.spool import BACKWARD, FORWARD, LOADING, OPTIMIZER, RAN_OUT, SAVING

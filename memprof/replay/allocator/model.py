@@ -14,6 +14,7 @@ from memprof.replay.allocator.device_memory import (
     collect_garbage,
     expandable_span,
     find_growth,
+    join_neighbours,
     map_pages,
     release_cached,
     release_oversized,
@@ -149,16 +150,9 @@ class CachingAllocator:
 
     def complete_free(self, block: Block) -> None:
         """Makes a pending block free and merges it with its free neighbours."""
-        pool = block.segment.pool
         block.state = FREE
-        previous, following = block.previous, block.next
-        if previous is not None and previous.state == FREE:
-            pool.remove(previous)
-            self.absorb_before(block, previous)
-        if following is not None and following.state == FREE:
-            pool.remove(following)
-            self.absorb_behind(block, following)
-        pool.add(block)
+        join_neighbours(self, block)
+        block.segment.pool.add(block)
 
     def release_cached(self) -> None:
         """Releases every wholly free segment, as ``torch.cuda.empty_cache()`` and a full device do."""
@@ -192,18 +186,6 @@ class CachingAllocator:
         """Creates an unlinked block."""
         block = Block(address, size, segment, self._blocks_made, state)
         self._blocks_made += 1
-        return block
-
-    def take_at(self, free: Block, address: int, size: int) -> Block:
-        """Allocates a given part of a free block, bypassing the search."""
-        pool = free.segment.pool
-        pool.remove(free)
-        if address > free.address:
-            self._split(free, address - free.address, pool)
-            pool.add(free.previous)  # type: ignore[arg-type]  # the front that was just split off
-            pool.remove(free)
-        block = self._split(free, size, pool) if size < free.size else free
-        block.state = ALLOCATED
         return block
 
     def absorb_before(self, block: Block, previous: Block) -> None:

@@ -69,11 +69,12 @@ def block_sizes(events: AllocatorEvents, end: BlockMap, settings: Settings) -> I
                 space.add_free(address, size)
             elif state != UNMAPPED:
                 space.live[address] = size
-    found = np.zeros(len(events), dtype=np.int64)
+    found = [0] * len(events)
+    rounded = {size: rounded_request(size, settings.divisions) for size in set(events.size_bytes.tolist())}
     rows = zip(events.action.tolist(), events.address.tolist(), events.size_bytes.tolist(), strict=True)
     for row, (action, address, size) in enumerate(rows):
         if action == "alloc":
-            found[row] = space.take(address, size)
+            found[row] = space.take(address, rounded[size])
         elif action == "free_requested":
             found[row] = space.live.get(address, 0)
         elif action in ("free_completed", "free"):
@@ -84,7 +85,7 @@ def block_sizes(events: AllocatorEvents, end: BlockMap, settings: Settings) -> I
             space.free(address, size)
         elif action in ("segment_free", "segment_unmap"):
             space.cut(address, size)
-    return found
+    return np.array(found, dtype=np.int64)
 
 
 def _grows(events: AllocatorEvents, end: BlockMap, settings: Settings) -> bool:
@@ -108,9 +109,8 @@ class _Space:
         self.live: dict[int, int] = {}
         self.edges: set[int] = set()
 
-    def take(self, address: int, requested: int) -> int:
+    def take(self, address: int, size: int) -> int:
         """Allocates the front of the free block at an address; returns the bytes, 0 where none is known there."""
-        size = rounded_request(requested, self._settings.divisions)
         room = self._size.get(address, 0)
         if room < size:
             self.live[address] = size

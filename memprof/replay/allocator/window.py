@@ -10,7 +10,9 @@ import numpy as np
 
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED
 from memprof.replay.allocator.rules import SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, Settings, rounded_request
-from memprof.trace.schema import AllocatorEvents, Ints
+from memprof.trace.schema import NONE, AllocatorEvents, Ints
+
+_SEGMENT_ACTIONS = frozenset(("segment_alloc", "segment_free", "segment_map", "segment_unmap"))
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,6 @@ class BlockMap:
     size: Ints
     requested: Ints
     state: Ints
-
-    def owner_of(self, events: AllocatorEvents) -> list[int]:
-        """Returns the memory pool of each event, from its segment: only the latest torch records it."""
-        ordered = sorted(self.ranges, key=lambda one: one.address)
-        starts = [one.address for one in ordered]
-        owners = []
-        for address in events.address.tolist():
-            place = bisect_right(starts, address) - 1
-            inside = place >= 0 and address < ordered[place].address + ordered[place].size
-            owners.append(ordered[place].owner if inside else 0)
-        return owners
 
     def blocks_of(self, memory: Range, span: int) -> Iterator[tuple[int, int, int, int]]:
         """Yields the blocks of a segment, free ones included: address, bytes, requested bytes and state.
@@ -125,10 +116,17 @@ def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Block
     }
     guessed: dict[int, int] = {}  # blocks of unknown size, with the event that freed them
     ranges = {one.address: one for one in end.ranges}
-    columns = (events.action, events.address, events.size_bytes, events.stream)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    for event in range(len(rows) - 1, -1, -1):
-        action, address, size, stream = rows[event]
+    allocations = np.flatnonzero(events.action == "alloc")
+    allocations = allocations[np.argsort(events.address[allocations], kind="stable")]
+    allocated_at = events.address[allocations]
+    # The first allocation at an address undoes everything after it there.
+    place = np.searchsorted(allocated_at, events.address)
+    is_known = np.append(allocated_at, NONE)[place] == events.address
+    is_needed = ~is_known | (np.arange(len(events)) <= np.append(allocations, NONE)[place])
+    is_needed |= np.fromiter(map(_SEGMENT_ACTIONS.__contains__, events.action.tolist()), np.bool_, len(events))
+    needed = np.flatnonzero(is_needed)[::-1]
+    columns = (needed, *(one[needed] for one in (events.action, events.address, events.size_bytes, events.stream)))
+    for event, action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
         if action == "alloc":
             lives.pop(address, None)
             guessed.pop(address, None)
@@ -148,7 +146,7 @@ def rewound(events: AllocatorEvents, end: BlockMap, settings: Settings) -> Block
         elif action in ("segment_map", "segment_unmap"):
             _remap(ranges, address, size if action == "segment_unmap" else -size, stream)
     large = sorted((one for one in ranges.values()), key=lambda one: one.address)
-    _fill_slack(lives, guessed, large, [(row[1], event) for event, row in enumerate(rows) if row[0] == "alloc"])
+    _fill_slack(lives, guessed, large, allocated_at.tolist(), allocations.tolist())
     blocks = np.array([(address, *lives[address]) for address in sorted(lives)], dtype=np.int64).reshape(-1, 4)
     return BlockMap(large, blocks[:, 0], blocks[:, 1], blocks[:, 2], blocks[:, 3])
 
@@ -181,7 +179,8 @@ def _fill_slack(
     lives: dict[int, tuple[int, int, int]],
     guessed: dict[int, int],
     ranges: list[Range],
-    allocations: list[tuple[int, int]],
+    allocated_at: list[int],
+    allocations: list[int],
 ) -> None:
     """Extends blocks of guessed size to the next block, where the remainder would not have been split off.
 
@@ -189,10 +188,11 @@ def _fill_slack(
         lives: Bytes, requested bytes and state of each block by address; changed in place.
         guessed: Addresses of those of guessed size, with the event that freed each.
         ranges: The segments, by address.
-        allocations: Address and event of every later allocation: one behind a block that is still alive shows where
+        allocated_at: Addresses of all later allocations, ascending: one behind a block that is still alive shows where
             that block ends.
+        allocations: Their events, those at one address in order.
     """
-    ordered, made = sorted(lives), sorted(allocations)
+    ordered = sorted(lives)
     starts = [one.address for one in ranges]
     for place, address in enumerate(ordered):
         if address not in guessed:
@@ -204,11 +204,11 @@ def _fill_slack(
         bound = around.address + around.size
         following = min(ordered[place + 1], bound) if place + 1 < len(ordered) else bound
         end = address + size
-        for other in range(bisect_left(made, (end, -1)), len(made)):
-            if made[other][0] >= min(following, end + SMALL_REQUEST_BYTES + 1):
+        for other in range(bisect_left(allocated_at, end), len(allocated_at)):
+            if allocated_at[other] >= min(following, end + SMALL_REQUEST_BYTES + 1):
                 break
-            if made[other][1] < guessed[address]:
-                following = made[other][0]
+            if allocations[other] < guessed[address]:
+                following = allocated_at[other]
                 break
         if 0 < following - end <= SMALL_REQUEST_BYTES:
             lives[address] = (following - address, requested, state)

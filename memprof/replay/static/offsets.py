@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.replay.static.intervals import Intervals
+from memprof.replay.static.intervals import Intervals, Sections
 from memprof.replay.static.packing import LimitReachedError, pack
-from memprof.replay.static.sections import Sections
 from memprof.trace.schema import Ints
 
 #: Chooses a gap: takes the starts and bytes of all gaps, returns the index of one.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.replay.static.sections import Sections
+from memprof.replay.static.intervals import Sections
 from memprof.trace.schema import Bools, Ints
 
 #: The lowest offset of a life that has been placed: no other is as high.

@@ -114,10 +114,14 @@ def arrow_numbers(values: Any, mask: Bools | None = None) -> pa.Array[Any]:
 
 
 def _arrow_texts(texts: Any, mask: Bools | None = None) -> pa.Array[Any]:
-    encoded = [text.encode("utf-8", "backslashreplace") for text in texts]  # see encodable
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    large = pa.LargeStringArray.from_buffers(len(encoded), _buffer(ends), _buffer(b"".join(encoded)), _validity(mask))
-    return large.cast(ARROW_TYPES["text"])
+    of_text = {text: text.encode("utf-8", "backslashreplace") for text in set(texts.tolist())}  # see encodable
+    encoded = list(map(of_text.__getitem__, texts.tolist()))
+    ends = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
+    data, validity = _buffer(b"".join(encoded)), _validity(mask)
+    if ends[-1] < 2**31:  # a cast would import pyarrow's functions, which takes longer than a small recording
+        return pa.StringArray.from_buffers(len(encoded), _buffer(ends.astype(np.int32)), data, validity)
+    return pa.LargeStringArray.from_buffers(len(encoded), _buffer(ends), data, validity).cast(ARROW_TYPES["text"])
 
 
 def _validity(mask: Bools | None) -> pa.Buffer | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import PureWindowsPath
 from typing import NamedTuple
@@ -80,12 +80,13 @@ def find_modules(stacks: Sequence[Stack], steps: Ints, phases: Texts) -> CalledM
         steps: Step of each row.
         phases: Phase of each row.
     """
-    rows = [row for row, stack in enumerate(stacks) if stack.modules]
     # A row outside all modules ends a call; one of another thread, without a stack, does not.
     outside = np.cumsum([not stack.modules and stack is not NO_STACK for stack in stacks])
+    keys = zip(steps.tolist(), (phases == "backward").tolist(), outside.tolist(), range(len(stacks)), strict=False)
+    inside = [key for key, stack in zip(keys, stacks, strict=False) if stack.modules]
     roots: list[_Call] = []
-    for run in _runs(rows, [(int(steps[row]), phases[row] == "backward", int(outside[row])) for row in rows]):
-        roots += _calls(stacks, run, 0)
+    for _, run in groupby(inside, key=itemgetter(0, 1, 2)):
+        roots += _calls(stacks, [row for *_, row in run], 0)
     tree = _Tree()
     for root in roots:
         tree.add(root, is_repeated=phases[root.rows[0]] == "backward")
@@ -106,11 +107,6 @@ def find_modules(stacks: Sequence[Stack], steps: Ints, phases: Texts) -> CalledM
     return CalledModules(tree.table(), calls, module_id)
 
 
-def _runs(rows: list[int], keys: Sequence[object]) -> list[list[int]]:
-    """Splits rows where their keys change."""
-    return [[row for row, _ in run] for _, run in groupby(zip(rows, keys, strict=True), key=itemgetter(1))]
-
-
 def _calls(stacks: Sequence[Stack], rows: list[int], level: int) -> list[_Call]:
     """Returns the calls of one level, with those inside them.
 
@@ -119,18 +115,21 @@ def _calls(stacks: Sequence[Stack], rows: list[int], level: int) -> list[_Call]:
         rows: The rows of one call of the level above, in order; for level 0 those of one phase.
         level: Number of modules around.
     """
+    runs: list[list[int]] = []
+    last: ModuleFrame | None = None
+    for row in rows:
+        modules = stacks[row].modules
+        frame = modules[level] if len(modules) > level else None
+        if frame is not None:
+            if last is None or frame.site != last.site or frame.file != last.file:
+                runs.append([])
+            runs[-1].append(row)
+        last = frame  # a row of the module around, between two calls, separates them
     found: list[_Call] = []
-    inner = [row for row in rows if len(stacks[row].modules) > level]
-    frames = {row: stacks[row].modules[level] for row in inner}
-    # A row of the module around, between two calls, separates them.
-    position = {row: place for place, row in enumerate(rows)}
-    gaps = np.cumsum([0, *(position[two] - position[one] > 1 for one, two in pairwise(inner))])
-    keys = [(int(gap), frames[row].site, frames[row].file) for gap, row in zip(gaps, inner, strict=False)]
-    for run in _runs(inner, keys):
-        for own in _split(stacks, run, level):
-            first: ModuleFrame = frames[own[0]]
-            low = min(frames[row].line for row in own)
-            found.append(_Call(first.file, first.function, low, first.site, own, _calls(stacks, own, level + 1)))
+    for own in (own for run in runs for own in _split(stacks, run, level)):
+        first = stacks[own[0]].modules[level]
+        low = min(stacks[row].modules[level].line for row in own)
+        found.append(_Call(first.file, first.function, low, first.site, own, _calls(stacks, own, level + 1)))
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -149,7 +151,7 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         BadInputError: An entry is not a dict, or a value has the wrong type.
     """
     check_dicts(raw, what)
-    actions = _column(raw, "action", "")
+    actions = [one.get("action", "") for one in raw]
     unknown: dict[str, int] = {}
     if set(map(type, actions)) - {str} or set(actions) - _CODES.keys():
         names = [text_of(action) for action in actions]
@@ -159,21 +161,28 @@ def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
         kept = [place for place, name in enumerate(names) if name in _CODES]
         raw, actions = [raw[place] for place in kept], [names[place] for place in kept]
     keys = keys_of(raw)
+    column = partial(_column, raw, keys)
     remarked = [row for row, one in enumerate(raw) if "internal_metadata" in one] if "internal_metadata" in keys else []
-    address = _column(raw, "addr", None)
+    address = column("addr", None)
     if None in address:
         address = [raw[place].get("device_free", 0) if one is None else one for place, one in enumerate(address)]
+    found = stacks.stacks(column("frames", None))
+    if "forward_frames" in keys:
+        found = [
+            stacks.with_forward(stack, one["forward_frames"]) if "forward_frames" in one else stack
+            for stack, one in zip(found, raw, strict=True)
+        ]
     return Entries(
         action=np.fromiter(map(_CODES.__getitem__, actions), np.int64, len(raw)),
         address=whole_numbers(address, f"the addresses of {what}"),
-        size=whole_numbers(_column(raw, "size", 0), f"the sizes of {what}", lowest=0),
-        stream=whole_numbers(_column(raw, "stream", 0), f"the streams of {what}"),
-        time_us=_moments(_column(raw, "time_us", None), f"the times of {what}"),
-        pool=_pools(_column(raw, "pool_id", None)),
-        stacks=stacks.stacks(_column(raw, "frames", None)),
+        size=whole_numbers(column("size", 0), f"the sizes of {what}", lowest=0),
+        stream=whole_numbers(column("stream", 0), f"the streams of {what}"),
+        time_us=_moments(column("time_us", None), f"the times of {what}"),
+        pool=_pools(column("pool_id", None)),
+        stacks=found,
         unknown=unknown,
-        compile_context=_contexts(raw),
-        user_metadata=_texts(raw, "user_metadata"),
+        compile_context=_contexts(_texts(column("compile_context", ""))),
+        user_metadata=_texts(column("user_metadata", "")),
         internal_metadata={row: metadata_text(raw[row]["internal_metadata"]) for row in remarked},
         category=_categories(raw) if "category" in keys else None,
         keys=keys,
@@ -252,8 +261,8 @@ def read_annotations(raw: Any, device: int | None) -> list[Annotation]:
 
 
 def keys_of(raw: Iterable[dict[Any, Any]]) -> frozenset[Any]:
-    """Returns every key of some dicts, of which most have the same in the same order."""
-    return frozenset(key for form in set(map(tuple, raw)) for key in form)
+    """Returns every key of some dicts."""
+    return frozenset(chain.from_iterable(raw))
 
 
 def check_dicts(raw: Any, what: str) -> None:
@@ -280,7 +289,7 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
         wrong = next(value for value in values if type(value) is not int)
         raise BadInputError(f"among {what} is {_kind(wrong)} instead of a whole number: this is not a memory snapshot.")
     try:
-        column = np.array(values, dtype=np.int64)
+        column = np.fromiter(values, np.int64, len(values))
     except OverflowError:
         largest = max(values, key=abs)
         raise BadInputError(f"among {what} is {largest}, which is more than 63 bits hold.") from None
@@ -293,11 +302,11 @@ def whole_numbers(values: Sequence[Any], what: str, lowest: int | None = None) -
 
 
 def _moments(values: Sequence[Any], what: str) -> Floats:
-    known = [value for value in values if value is not None]
-    if not known:
+    kinds = set(map(type, values))
+    if kinds <= {type(None)}:
         return np.full(len(values), np.nan)
-    whole_numbers([value for value in known if type(value) is not float], what)
-    moments = np.array([np.nan if value is None else float(value) for value in values])
+    whole_numbers(values if kinds == {int} else [one for one in values if type(one) not in (float, type(None))], what)
+    moments = np.array([np.nan if one is None else one for one in values] if type(None) in kinds else values, float)
     return np.where(np.abs(moments) < 2.0**62, moments, np.nan)
 
 
@@ -305,22 +314,22 @@ def _categories(raw: Sequence[Any]) -> list[str]:
     return [_CATEGORIES.get(text_of(one.get("category")), "unknown" if "category" in one else "") for one in raw]
 
 
-def _column(raw: Sequence[Any], key: str, missing: Any) -> list[Any]:
-    """Returns the values of dicts under a key."""
+def _column(raw: Sequence[Any], keys: frozenset[Any], key: str, missing: Any) -> list[Any]:
+    """Returns the values of dicts, which have some keys, under one."""
+    if key not in keys:
+        return [missing] * len(raw)
     try:
         return list(map(itemgetter(key), raw))  # twice as fast as dict.get, and nearly always sufficient
     except KeyError:
         return [one.get(key, missing) for one in raw]
 
 
-def _contexts(raw: Sequence[Any]) -> list[str]:
-    contexts = _texts(raw, "compile_context")
+def _contexts(contexts: list[str]) -> list[str]:
     running = {context: context.replace(_NO_CONTEXT, "") for context in set(contexts)}
     return list(map(running.__getitem__, contexts))
 
 
-def _texts(raw: Sequence[Any], key: str) -> list[str]:
-    values = _column(raw, key, "")
+def _texts(values: list[Any]) -> list[str]:
     return values if set(map(type, values)) <= {str} else list(map(metadata_text, values))
 
 
@@ -364,7 +373,8 @@ def _block_requested(block: dict[str, Any], size: int) -> int:
 
 def _block_stack(block: dict[str, Any], stacks: StackTable) -> Stack:
     frames = block["frames"] if "frames" in block else _first_history(block).get("frames")
-    return stacks.stack(frames) if frames else NO_STACK
+    stack = stacks.stack(frames) if frames else NO_STACK
+    return stacks.with_forward(stack, block["forward_frames"]) if "forward_frames" in block else stack
 
 
 def _first_history(block: dict[str, Any]) -> dict[str, Any]:

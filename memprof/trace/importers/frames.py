@@ -36,6 +36,8 @@ _BACKWARD_PYTHON = re.compile(
 _APPLY_PYTHON = re.compile(r"[/\\]torch[/\\]autograd[/\\]function\.py:apply$")
 _OPTIMIZER_FILE = re.compile(r"[/\\]torch[/\\]optim[/\\]")
 _WEIGHTS_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\](?:modules[/\\]|parameter\.py$|init\.py$)")
+#: A frame of a traceback as text; line numbers of more digits are none.
+_FORMATTED = re.compile(r'File "([^"\n]+)", line (\d{1,9}), in ([^\n]+)')
 _MODULE_FILE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
 
 
@@ -61,12 +63,13 @@ class Stack:
     """Information derived from one stack.
 
     Attributes:
-        stack_id: Its row in the table; NONE if it has no Python frame, as C++ frames are not kept.
+        stack_id: Its row in the table, in backward that of the forward's stack where the file has it; NONE if it has no
+            Python frame, as C++ frames are not kept.
         operator: The torch operator that Python called, such as ``aten.mul_Tensor``; "" if there is none.
         function: The innermost Python function outside torch, or else the innermost one; "" without any.
         place: File, line and function of that frame, "" without any.
         phase: ``forward``, ``backward``, ``optimizer``, or "" if unknown.
-        is_python: It has a Python frame.
+        is_python: It has a Python frame of its own.
         makes_gradient: It assigns a gradient.
         makes_state: It initialises optimizer state.
         makes_workspace: It gives a handle of cuBLAS its workspace; None where that depends on the size.
@@ -118,6 +121,7 @@ class StackTable:
         self._kept: list[Any] = []  # keeps frames alive, so that ids stay unique
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self._rows: dict[tuple[str, str], int] = {}
+        self._forwards: dict[tuple[str, ...], Stack] = {}
 
     def stack(self, frames: Any) -> Stack:
         """Returns the information of a list of frames, innermost first; malformed frames are kept as text."""
@@ -146,6 +150,24 @@ class StackTable:
         stack = self._read(frames) if frames else NO_STACK
         operator = operator or stack.operator
         return replace(stack, operator=operator, phase=phase or stack.phase, makes_workspace=_workspace("", operator))
+
+    def with_forward(self, stack: Stack, lines: Any) -> Stack:
+        """Returns a stack of backward with the place of the forward that it belongs to.
+
+        Args:
+            stack: The stack.
+            lines: Texts of the forward's frames, the outermost first, as anomaly mode formats them.
+        """
+        key = tuple(map(text_of, lines if isinstance(lines, list) else ()))
+        if key not in self._forwards:
+            found = [match for text in key for match in _FORMATTED.findall(text)]
+            frames = [{"filename": file, "line": int(line), "name": name} for file, line, name in reversed(found)]
+            self._forwards[key] = self._read(frames) if frames else NO_STACK
+        forward = self._forwards[key]
+        if forward is NO_STACK:
+            return stack
+        function, phase = stack.function or forward.function, stack.phase or "backward"
+        return replace(stack, stack_id=forward.stack_id, place=forward.place, function=function, phase=phase)
 
     @property
     def read(self) -> Sequence[Any]:

@@ -100,7 +100,7 @@ def import_file(
     if kind == SNAPSHOT:
         snapshot = read_snapshot(path, data, on_progress, block_sizes)
         del data
-        return _import_snapshot(path, snapshot, device, rank, on_progress)
+        return import_snapshot(path, snapshot, device, rank, on_progress)
     found = [read_timeline(path, data)] if kind == TIMELINE else read_kineto(path, data, on_progress)
     histories = [one.history for one in found]
     numbers = [one.number for one in histories]
@@ -141,9 +141,14 @@ def _common(
     }
 
 
-def _import_snapshot(
-    path: Path, snapshot: Snapshot, device: int | None, rank: int | None, on_progress: Progress
+def import_snapshot(
+    path: Path,
+    snapshot: Snapshot,
+    device: int | None = None,
+    rank: int | None = None,
+    on_progress: Progress = lambda what, share: None,
 ) -> Imported:
+    """Imports a snapshot that was read; otherwise as ``import_file``."""
     every = (*snapshot.devices, *([snapshot.host] if snapshot.host else ()))
     if not every:
         raise BadInputError(
@@ -188,7 +193,7 @@ def _choose(path: Path, numbers: Sequence[int], device: int | None, rank: int | 
     if rank is not None and len(chosen) > 1:
         raise UsageError(
             f"{path} holds devices {', '.join(map(str, chosen))}, which cannot all be rank {rank}: choose one with "
-            "--device."
+            "--only."
         )
     return chosen
 

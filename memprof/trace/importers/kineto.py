@@ -28,8 +28,7 @@ _BACKEND = Backend(
         "memory that torch's allocator does not own",
     ),
 )
-#: Where the trace has no count of the allocator's own. Torch's CPU allocator counts only while a profiler runs, and
-#: what is freed between two profiles stays in its count.
+#: Where the trace has no count of the allocator's own, or none that can be used, as on the CPU.
 _UNKNOWN_START = (
     "what was in use before the profiler began, and is not freed in the trace, is not in it: the peak is a lower bound"
 )
@@ -73,9 +72,9 @@ def _device(trace: KinetoTrace, number: int, name: str, *, has_cpu: bool) -> Pro
         np.array([event.time_us for event in events]) + trace.base_us,
         stack_of,
     )
-    rest, drift = _rest_from_before(events, size, find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1))
-    is_counted = name != "cpu" and all(event.allocated is not None for event in events)
-    rest = rest if is_counted else 0
+    is_counted = all(event.allocated is not None for event in events)
+    lives = find_lives(entries, Blocks.of_sizes(size[:0]), rounding=1)
+    rest, drift = _rest_from_before(events, size, lives) if events and is_counted else (0, 0)
     blocks = Blocks.of_sizes(np.array([rest] if rest > 0 else [], dtype=np.int64))
     notes = [
         f"imported from a profiler's trace: {len(events):,} memory events of {name}; the peak is that of the window."
@@ -115,17 +114,14 @@ def _paired(size: Ints) -> Ints:
 
 def _rest_from_before(events: Sequence[MemoryEvent], size: Ints, lives: Allocations) -> tuple[int, int]:
     """Returns the bytes in use before the trace and not freed in it, and how many counts differ from the sum."""
-    counts = [event.allocated for event in events]
-    if not counts or any(count is None for count in counts):
-        return 0, 0
-    counted = np.array(counts, dtype=np.int64)
+    counted = np.array([event.allocated for event in events], dtype=np.int64)
     start = int(counted[0] - size[0])
     drift = int(np.count_nonzero(counted != start + np.cumsum(size)))
     return start - int(lives.requested[lives.alloc == NONE].sum()), drift
 
 
 def _reserved(events: Sequence[MemoryEvent]) -> Reserved:
-    """Returns the allocator's own count of reserved bytes; below 0 where it has none, as on the CPU."""
+    """Returns the allocator's own count of reserved bytes; below 0 where it has none."""
     counts = [event.reserved for event in events]
     if not any(counts) or any(count is None for count in counts):
         return Reserved.unknown(len(events))

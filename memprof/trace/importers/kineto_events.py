@@ -132,14 +132,16 @@ def _memory_event(path: Path, event: dict[str, Any]) -> MemoryEvent:
         raise BadInputError(f"{path} is damaged: a [memory] event has no integer byte count, or no device.")
     number = max(number, 0)
     name = _DEVICE_TYPES.get(kind, f"device{kind}")
+    # Torch counts the CPU's memory only while a profiler runs, and reports 0 with a mapped file or shared memory.
+    counts = {} if name == "cpu" else args
     return MemoryEvent(
         time_us=time_us,
         device="cpu" if name == "cpu" else f"{name}:{number}",
         number=number,
         size=size,
         address=args["Addr"] if _is_whole(args.get("Addr")) else 0,
-        allocated=args["Total Allocated"] if _is_whole(args.get("Total Allocated")) else None,
-        reserved=args["Total Reserved"] if _is_whole(args.get("Total Reserved")) else None,
+        allocated=counts["Total Allocated"] if _is_whole(counts.get("Total Allocated")) else None,
+        reserved=counts["Total Reserved"] if _is_whole(counts.get("Total Reserved")) else None,
         thread=_thread(event),
     )
 

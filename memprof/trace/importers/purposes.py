@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.machines.card import cublas_workspace_sizes
 from memprof.trace.importers.frames import Stack
@@ -50,6 +53,17 @@ class Lives:
     size: Ints
     phase: Texts
     stacks: Sequence[Stack]
+
+    @cached_property
+    def _distinct(self) -> tuple[list[Stack], Ints]:
+        stacks = {id(stack): stack for stack in self.stacks}
+        places = {key: place for place, key in enumerate(stacks)}
+        return list(stacks.values()), np.fromiter((places[id(stack)] for stack in self.stacks), np.int64)
+
+    def of_stacks(self, read: Callable[[Stack], Any]) -> npt.NDArray[Any]:
+        """Returns what is read from the stack of each row: many rows share one, and each is read once."""
+        stacks, places = self._distinct
+        return np.array([read(stack) for stack in stacks])[places]
 
     def phases(self) -> tuple[Texts, Texts, Texts]:
         """Returns the phases in which each life begins and ends, and that of the last row before its end.
@@ -96,7 +110,7 @@ def find_purposes(lives: Lives) -> Purposes:
     made, stays = lives.created != NONE, lives.freed == NONE
     sayings = ("makes_gradient", "gradient"), ("makes_state", "optimizer_state"), ("makes_workspace", "workspace")
     for attribute, name in sayings:
-        says = np.array([getattr(stack, attribute) is True for stack in lives.stacks], dtype=np.bool_)
+        says = lives.of_stacks(lambda stack, name=attribute: getattr(stack, name) is True)  # type: ignore[misc]
         settle(made & says[lives.created], name, BY_STACK)
     has_backward = bool((lives.phase == "backward").any())
     is_forward, is_backward, is_update, is_other, is_older = (
@@ -104,15 +118,15 @@ def find_purposes(lives: Lives) -> Purposes:
     )
     backward_ends = _ends_of(lives, "backward")
     made_by_backward = _most_at_once(lives, is_backward & _spans(lives, "optimizer"), backward_ends)
-    lines = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
+    lines = lives.of_stacks(attrgetter("stack_id"))
     weights, states = find_replaced(lives.created, lives.freed, lives.size, lives.phase, lines, made_by_backward)
     settle(weights, "parameter", BY_PHASES)
     settle(states, "optimizer_state", BY_PHASES)
     settle(_are_cublas(lives, made & stays & ~is_update & (how == "")), "workspace", BY_SIZE)
     settle((is_forward | is_backward) & _beside_a_result(lives), "workspace", BY_PHASES)
-    by_module = np.array([stack.makes_weights for stack in lives.stacks], dtype=np.bool_)[lives.created]
+    by_module = lives.of_stacks(attrgetter("makes_weights"))[lives.created]
     # A model may be loaded after another one has run.
-    is_called = np.array([bool(stack.modules) for stack in lives.stacks], dtype=np.bool_)[lives.created]
+    is_called = lives.of_stacks(lambda stack: bool(stack.modules))[lives.created]
     is_setup = is_other & stays & (_before_first(lives) & ~is_called | by_module)
     in_backward = (freed_in == "backward") & _spans(lives, "backward")
     ends_early = stays & (~_spans(lives, "backward") | (_ends_in(lives, "backward") & ~_spans(lives, "optimizer")))
@@ -145,18 +159,18 @@ def find_purposes(lives: Lives) -> Purposes:
 
 
 def _are_cublas(lives: Lives, mask: Bools) -> Bools:
-    """Returns which lives of the history are cuBLAS's workspaces by their size: no others are made there.
+    """Returns which lives of the history are cuBLAS's workspaces by their size and by the code that made them.
 
-    Tensors have sizes that are powers of two, too: of these, few may stay, and their stacks make no others of that
-    size, but name a product, or make something just before or after them: the product's result.
+    Tensors have such sizes, too. A workspace's stack makes no others of that size, but names a product, or makes
+    something just before or after: the product's result. What has no stack, or a power of two as its size, counts where
+    few of it stay.
 
     Args:
         lives: The lives.
         mask: Those that may be one.
     """
-    may = np.array([stack.makes_workspace is None for stack in lives.stacks], dtype=np.bool_)
-    keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)
-    is_product = np.array([stack.operator != "" for stack in lives.stacks], dtype=np.bool_)
+    may, keys = lives.of_stacks(lambda stack: stack.makes_workspace is None), lives.of_stacks(attrgetter("stack_id"))
+    is_product = lives.of_stacks(lambda stack: stack.operator != "")
     if (keys != NONE).any():
         pairs = keys[1:] == keys[:-1]
         is_product |= np.append(pairs, False) | np.append(False, pairs)
@@ -164,10 +178,11 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
         same = (lives.size == size) & (lives.created != NONE)
         found = np.flatnonzero(same & mask & may[lives.created])
         made_by = keys[lives.created[found]]
-        if size & (size - 1) == 0:
-            again = [(keys[lives.created[same]] == key).sum() > 1 for key in made_by.tolist()]
-            alone = (made_by == NONE) | ~np.array(again, dtype=np.bool_)
-            found = found[alone & is_product[lives.created[found]]] if len(found) <= _HANDLES else found[:0]
+        is_few, is_odd = len(found) <= _HANDLES, size & (size - 1) != 0
+        if not (is_few and is_odd):
+            times = Counter(keys[lives.created[same]].tolist())
+            alone = np.array([is_few if key == NONE else times[key] == 1 for key in made_by.tolist()], dtype=np.bool_)
+            found = found[alone & is_product[lives.created[found]] & (is_few | is_odd)]
         if len(found):
             return np.isin(np.arange(len(mask)), found)
     return np.zeros(len(mask), dtype=np.bool_)
@@ -181,9 +196,10 @@ def _beside_a_result(lives: Lives) -> Bools:
     rows = len(lives.stacks)
     stays = np.zeros(rows, dtype=np.bool_)
     stays[lives.created[(lives.created != NONE) & (lives.freed != lives.created)]] = True
-    calls = [(stack.stack_id, stack.operator) for stack in lives.stacks]
-    as_next = np.array([*(a == b != (NONE, "") for a, b in pairwise(calls)), False], dtype=np.bool_)
-    is_bare = np.array([stack_id == NONE for stack_id, _ in calls], dtype=np.bool_)
+    operators, keys = lives.of_stacks(attrgetter("operator")), lives.of_stacks(attrgetter("stack_id"))
+    is_bare = ~lives.of_stacks(attrgetter("is_python"))
+    is_same = (operators[1:] == operators[:-1]) & (keys[1:] == keys[:-1])
+    as_next = np.append(is_same & ((keys != NONE) | (operators != ""))[1:], False)
     has_result = is_bare & ~is_bare.all()
     has_result |= as_next & np.append(stays[1:], False)
     has_result[1:] |= as_next[:-1] & stays[:-1]
@@ -194,7 +210,7 @@ def _beside_a_result(lives: Lives) -> Bools:
 def _settle_like_peers(lives: Lives, unknown: Bools, category: Texts, how: Texts) -> None:
     """Gives lives that the history's end cuts off the category of earlier ones with the same stack; in place."""
     peers: dict[int, Counter[str]] = {}
-    keys = np.array([stack.stack_id for stack in lives.stacks], dtype=np.int64)[lives.created]
+    keys = lives.of_stacks(attrgetter("stack_id"))[lives.created]
     known = np.flatnonzero((lives.created != NONE) & (how != "") & np.isin(keys, keys[unknown]) & (keys != NONE))
     for row in known.tolist():
         peers.setdefault(int(keys[row]), Counter())[str(category[row])] += 1

@@ -27,7 +27,7 @@ from memprof.trace.importers.columns import (
 )
 from memprof.trace.importers.device import HOST, HOST_NAME, DeviceHistory, find_facts
 from memprof.trace.importers.frames import StackTable
-from memprof.trace.importers.safe_pickle import RefusedError, load_plain
+from memprof.trace.importers.pickles.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.snapshot_events import examine_segments, unknown_keys, with_pools
 from memprof.trace.importers.sniff import SNAPSHOT, read_input
 from memprof.trace.schema import Ints, Segments
@@ -104,7 +104,7 @@ def read_snapshot(
             raise BadInputError(f"{path} is not a memory snapshot, or is damaged: {refusal.reason}{place}.") from None
         del data
         try:
-            return _from_plain(loaded, on_progress, block_sizes)
+            return from_plain(loaded, on_progress, block_sizes)
         except BadInputError as error:
             raise BadInputError(f"{path}: {error}") from None
 
@@ -121,7 +121,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
+def from_plain(loaded: Any, on_progress: Progress, block_sizes: BlockSizes | None) -> Snapshot:
+    """Reads a snapshot as loaded; otherwise as ``read_snapshot``. Its histories are taken out of it."""
     if isinstance(loaded, list):
         loaded = {"segments": loaded}  # the result of torch.cuda.memory_snapshot(), saved as it is
     if not isinstance(loaded, dict) or not loaded.keys() & {

@@ -13,20 +13,20 @@ from memprof.trace.importers.columns import ALLOC, FREE_COMPLETED, FREE_REQUESTE
 from memprof.trace.importers.device import DeviceHistory
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Annotations, Ints, Segments
 
-#: The keys that each part of a snapshot has, up to torch 2.15. All are read but the frames of segments: where one was
-#: allocated is where its first block was.
+#: The keys that each part of a snapshot has, up to torch 2.15. All are read but the frames of segments, also those of a
+#: forward: where one was allocated is where its first block was.
 KEYS = {
     "snapshot": {
         "segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces"
     },
     "segments": {
         "device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
-        "segment_pool_id", "is_expandable", "frames", "blocks",
+        "segment_pool_id", "is_expandable", "frames", "forward_frames", "blocks",
     },
-    "blocks": {"address", "size", "requested_size", "state", "frames", "history"},
+    "blocks": {"address", "size", "requested_size", "state", "frames", "forward_frames", "history"},
     "entries": {
-        "action", "addr", "device_free", "size", "stream", "time_us", "frames", "compile_context", "user_metadata",
-        "internal_metadata", "pool_id", "category",
+        "action", "addr", "device_free", "size", "stream", "time_us", "frames", "forward_frames", "compile_context",
+        "user_metadata", "internal_metadata", "pool_id", "category",
     },
     "frames": {"filename", "line", "name", "fx_node_op", "fx_node_name", "fx_original_trace"},
 }  # fmt: skip

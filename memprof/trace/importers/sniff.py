@@ -18,7 +18,7 @@ from typing import BinaryIO
 from memprof.errors import BadInputError
 from memprof.machines.host_limits import free_memory
 from memprof.trace.files.reading import read_bytes
-from memprof.trace.importers.safe_pickle import looks_old
+from memprof.trace.importers.pickles.safe_pickle import looks_old
 from memprof.units import format_bytes
 
 #: Profiler traces compress 10 to 30 times in gzip; a file that expands by more is not one. xz reaches 60 on them.

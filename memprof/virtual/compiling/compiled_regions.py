@@ -20,12 +20,12 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, kernel_traits
 from memprof.recorder.compiled.provenance import Provenance
 from memprof.recorder.compiled.uncompiled import skip_compiling
-from memprof.virtual.compiling.compiled_updates import is_update
 from memprof.virtual.compiling.region_notes import RegionNotes, first_line
 from memprof.virtual.compiling.virtual_compiler import (
     GRAPH_SAFE_STATES,
     SETTINGS,
     Kernel,
+    is_update,
     left_eager,
     place_on_device,
     prepare_compiler,

@@ -274,16 +274,13 @@ class VirtualMemory:
             return
         self._number = log.intern("devices", self.device)
         now = clock_ns()
-        for block in self._in_use():
+        for block in [*self._kept, *self._raw.values(), *(block for _, block in self._blocks.values())]:
             log.device_alive.extend((now, self._number, block.address, block.size, block.requested, 0, 0))
 
     @property
     def device(self) -> str:
         """Its name in recordings, such as ``cuda:0``."""
         return str(ORDINALS.current())
-
-    def _in_use(self) -> list[Block]:
-        return [*self._kept, *self._raw.values(), *(block for _, block in self._blocks.values())]
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)

@@ -107,7 +107,7 @@ class Statistics:
         """Returns the counters as ``torch._C._cuda_memoryStats`` does."""
         self.count_segments()
         log = self._allocator.log
-        split = self._settings_split()
+        split = self._allocator.settings.max_split_size_bytes
         found: dict[str, Any] = {
             "num_alloc_retries": self._allocator.retries,
             "num_ooms": sum(event.action == "oom" for event in log),
@@ -126,9 +126,6 @@ class Statistics:
     def _counters(self) -> Iterator[Counter]:
         yield from self._blocks.values()
         yield from self._segments.values()
-
-    def _settings_split(self) -> int | None:
-        return self._allocator.settings.max_split_size_bytes
 
     def _inactive(self) -> dict[str, Any]:
         """Returns the free parts of segments that are in use: current values alone."""

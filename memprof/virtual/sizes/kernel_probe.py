@@ -13,7 +13,7 @@ import torch
 from torch._C import _profiler
 
 from memprof.recorder.calls.dispatch_modes import map_tensors, tensors_in
-from memprof.recorder.calls.packets import packets
+from memprof.recorder.calls.torch_state import packets
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session

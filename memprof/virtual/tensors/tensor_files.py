@@ -78,6 +78,8 @@ class _Open:
     def _shape_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if torch.device(self._device).type == "cpu":
             return mapped(tensor.shape, tensor.stride(), tensor.dtype) if self._is_begun() else tensor
+        with unset_fake_temporarily():
+            tensor = tensor.to("meta")  # with the strides of the copy that the library makes of a slice of columns
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
 
 

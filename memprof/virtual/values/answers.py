@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.calls.packets import packets
 from memprof.recorder.calls.read_values import LISTED
+from memprof.recorder.calls.torch_state import packets
 from memprof.virtual.values.known import has_shares, known
 from memprof.virtual.values.loops import Rounds, is_end_of_loop, passing_condition
 from memprof.virtual.values.recorded import RecordedValues

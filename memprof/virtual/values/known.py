@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from memprof.recorder.calls.dispatch_modes import tensors_in
-from memprof.recorder.calls.packets import packets
+from memprof.recorder.calls.torch_state import packets
 from memprof.trace.operator_facts import DISJUNCTIONS, ONES, ZEROS
 from memprof.virtual.values.overwritten import is_integral, stand_in, written
 from memprof.virtual.values.random_stream import MOST_KEPT

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memprof.recorder.calls.packets import packets
 from memprof.recorder.calls.read_values import MASKS, kept_elements
+from memprof.recorder.calls.torch_state import packets
 from memprof.trace.operator_facts import DISJUNCTIONS, DUPLICATES, ZEROS
 from memprof.virtual.values.known import known
 

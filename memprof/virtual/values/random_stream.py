@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memprof.recorder.calls.dispatch_modes import map_tensors
-from memprof.recorder.calls.packets import overloads, packets
+from memprof.recorder.calls.torch_state import overloads, packets
 from memprof.trace.operator_facts import DRAWS, DRAWS_ALONE
 
 _aten = torch.ops.aten

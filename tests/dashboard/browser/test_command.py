@@ -82,6 +82,26 @@ def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None
             assert b"_dash-config" in answer.read()
 
 
+def test_what_the_address_waits_for(small_file: Path) -> None:
+    """It is printed before what analyzes a recording is imported; IPython, which dash would import, never is."""
+    program = """
+import sys
+from pathlib import Path
+from memprof_dashboard import serve
+serve._make = lambda *_, **__: None
+def said(sentence):
+    if "http://" in sentence:
+        analyses = [name for name in sys.modules if name.startswith(("memprof.planners", "memprof.trace.importers"))]
+        print([name for name in ("dash", "IPython", "memprof_dashboard.app", *analyses) if name in sys.modules])
+        import IPython, os
+        os._exit(0)
+serve.serve([Path(sys.argv[1])], port=0, opens_browser=False, say=said)
+"""
+    command = [sys.executable, "-u", "-c", program, str(small_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "['dash']\n"
+
+
 @contextmanager
 def recorded(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Records the endless job in a folder; yields it before its fifth step, and has it end."""

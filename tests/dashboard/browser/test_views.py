@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,48 @@ def test_keys_zoom(look: Show, gpt: Served) -> None:
     shown.page.keyboard.press("Home")
     shown.wait_drawn(0, 3072)
     assert_true_peak(shown, 0, 3072)
+
+
+def test_keys_zoom_without_the_server(look: Show, gpt: Served) -> None:
+    """The drawn columns are enlarged at once, within 4 operators and the recording; the server's follow later."""
+    shown = look(gpt, "first=2048&end=3072&at=2100")
+    shown.wait_drawn(FIRST, END)
+    shown.wait_idle()
+    held: list[Any] = []
+    shown.page.route("**/_dash-update-component*", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks it
+    ranges = [
+        shown.page.evaluate(
+            """key => {
+              document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+              return document.querySelector("#timeline .js-plotly-plot").layout.xaxis.range;
+            }""",
+            key,
+        )
+        for key in ("+", "-", "Home", *"+" * 12)
+    ]
+    assert ranges[:3] == [[2074, 2586], [2048, 3072], [0, 3072]]
+    assert ranges[-1] == ranges[-2]
+    assert ranges[-1][1] - ranges[-1][0] >= 4
+    shown.page.wait_for_timeout(50)
+    assert held
+    shown.page.unroute("**/_dash-update-component*")  # lets them go
+    shown.wait_drawn(*ranges[-1])
+    assert_true_peak(shown, *ranges[-1])
+
+
+def test_the_timeline_comes_first(show: Callable[..., Shown], gpt: Served) -> None:
+    """A page that opens asks for its timeline before anything that can wait for it, and for its data once."""
+    shown = show(gpt, is_drawn=False)
+    asked: list[str] = []
+    shown.page.on("request", lambda one: one.method == "POST" and asked.append(json.loads(one.post_data)["output"]))
+    shown.page.reload()
+    shown.wait_any_drawn()
+    shown.wait_idle()
+    before = asked[: next(at for at, one in enumerate(asked) if "timeline.figure" in one)]
+    later = ("facts", "readout", "live-table", "panel", "tab-whatif", "rank.options", "overview")
+    assert not [one for one in before if any(name in one for name in later)]
+    assert sum("view.data" in one for one in before) == 1
+    assert all(any(name in one for one in asked) for name in later)
 
 
 def test_buttons_do_what_their_keys_do(look: Show, gpt: Served) -> None:

@@ -23,7 +23,7 @@ from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
 from memprof.policies.evict import outline
-from memprof.policies.evict.names import keys_of
+from memprof.policies.evict.planned import keys_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_file import format_plan, parse_plan
 from memprof.policies.precision.policy import Precision

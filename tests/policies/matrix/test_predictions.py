@@ -14,9 +14,8 @@ import memprof
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.predict import forecast
 from memprof.errors import PolicyError
-from memprof.planners.search.frames import find_frames
-from memprof.planners.search.workbench import Workbench
-from memprof.policies.optimizer.refusals import DISTRIBUTED
+from memprof.planners.search.workbench import Workbench, find_frames
+from memprof.policies.optimizer.policy import DISTRIBUTED
 from memprof.policies.plan.plan import Plan
 from memprof.policies.registry import policy_types
 from memprof.trace.store import Trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -83,7 +84,7 @@ class _Follower:
         self._mismatches: list[Mismatch] = []
         self._expected: deque[tuple[str, int, int]] = deque()  # recorded segments not yet used by the model
         self._allocator = CachingAllocator(settings, tie_break, self._next_address)
-        self._owners = end.owner_of(events)
+        self._owners = owners_of(end, events)
         self._made_up = 1 << 50
         start = rewound(events, end, settings)
         self._is_complete = not start.ranges
@@ -158,7 +159,7 @@ class _Follower:
         self._allocator.complete_free(block)
         for free in pool.free_blocks():
             if free.address <= address < free.address + free.size:
-                return self._allocator.take_at(free, address, min(size, free.address + free.size - address))
+                return take_at(self._allocator, free, address, min(size, free.address + free.size - address))
         return None
 
     def _free(self, event: int, actions: list[str]) -> None:
@@ -239,3 +240,28 @@ class _Follower:
 
 def _segments(events: list[tuple[str, int, int]]) -> str:
     return ", ".join(f"{action} of {size} at {address:#x}" for action, address, size in events) or "no new segment"
+
+
+def take_at(allocator: CachingAllocator, free: Block, address: int, size: int) -> Block:
+    """Allocates a given part of a free block, bypassing the search."""
+    pool = free.segment.pool
+    pool.remove(free)
+    if address > free.address:
+        allocator._split(free, address - free.address, pool)
+        pool.add(free.previous)  # type: ignore[arg-type]  # the front that was just split off
+        pool.remove(free)
+    block = allocator._split(free, size, pool) if size < free.size else free
+    block.state = ALLOCATED
+    return block
+
+
+def owners_of(end: BlockMap, events: AllocatorEvents) -> list[int]:
+    """Returns the memory pool of each event, from its segment: only the latest torch records it."""
+    ordered = sorted(end.ranges, key=lambda one: one.address)
+    starts = [one.address for one in ordered]
+    owners = []
+    for address in events.address.tolist():
+        place = bisect_right(starts, address) - 1
+        inside = place >= 0 and address < ordered[place].address + ordered[place].size
+        owners.append(ordered[place].owner if inside else 0)
+    return owners

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.replay.static.intervals import Intervals
+from memprof.replay.static.intervals import Intervals, Sections
 from memprof.replay.static.offsets import best_fit, greedy_by_size, search_offsets
 from memprof.replay.static.packing import LimitReachedError, pack
-from memprof.replay.static.sections import Sections
 from tests.replay.static.hard_cases import HARD_CASES, read_hard_case
 from tests.replay.static.test_static import check
 

@@ -178,7 +178,8 @@ def _operator(name: str) -> dict[str, object]:
         pytest.param(LIKE_HOPPERS, 3, [], False, id="too many"),
         pytest.param(LIKE_HOPPERS, 2, [], False, id="several of one stack"),
         pytest.param(LIKE_HOPPERS, 1, [], False, id="one of a stack that makes nothing else"),
-        pytest.param(CUBLAS, 3, [], True, id="a size that tensors do not have"),
+        pytest.param(CUBLAS, 2, [], True, id="few of a size that tensors hardly have"),
+        pytest.param(CUBLAS, 3, [], False, id="too many of one stack, whatever their size"),
     ],
 )
 def test_a_workspace_of_cublas_is_known_by_its_stack(

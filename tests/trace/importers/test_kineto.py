@@ -137,6 +137,17 @@ def test_the_start_of_a_trace_of_the_cpu_is_unknown(counted: int, tmp_path: Path
     assert "lower bound" in opened(tmp_path, events).manifest.capture.reason
 
 
+def test_shared_memory_and_mapped_files_are_like_other_memory_of_the_cpu(tmp_path: Path) -> None:
+    """Torch writes 0 as what is allocated, and the size as what is reserved, with each: neither is a count."""
+    events = [memory(1, 512, 0xA, 512), memory(2, 1024, 0xB, 0), memory(3, -512, 0xA, 0), memory(4, -1024, 0xB, 0)]
+    for event, reserved in zip(events, (0, 1024, 0, 0), strict=True):
+        event["args"] |= {"Device Type": 0, "Device Id": -1, "Total Reserved": reserved}
+    trace = opened(tmp_path, events)
+    assert set(trace.table(Memory).reserved_bytes) == {NONE}
+    assert max(trace.table(Memory).allocated_bytes) == 1536
+    assert "own count" not in " ".join(trace.manifest.notes)
+
+
 def test_counts_that_drift_are_told(tmp_path: Path) -> None:
     """Where the allocator's own count is not the sum of events, a note says how often."""
     events = [memory(1, 512, 1, 512), memory(2, 512, 2, 4096)]

@@ -14,11 +14,10 @@ from memprof.cli.main import main
 from memprof.errors import UsageError
 from memprof.trace.importers import import_file
 from memprof.trace.importers.device import HOST
-from memprof.trace.importers.metadata import noted_phases
-from memprof.trace.importers.snapshot_events import KEYS
-from memprof.trace.schema import NONE, AllocatorEvents, Storages
+from memprof.trace.importers.snapshot_events import KEYS, noted_phases
+from memprof.trace.schema import NONE, AllocatorEvents, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
-from tests.trace.importers.writing import MIB, block, entry, frame, freed, segment, small_job, snapshot, write
+from tests.trace.importers.writing import FORWARD, MIB, block, entry, frame, freed, segment, small_job, snapshot, write
 
 PINNED = [frame("/job/data.py:7", "pin")]
 BASE = 1 << 40
@@ -73,7 +72,7 @@ def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_file_of_pinned_memory_alone_is_imported_as_such(tmp_path: Path) -> None:
-    """With record_cuda=False there is no device: the host is recorded, and --device accepts nothing else."""
+    """With record_cuda=False there is no device: the host is recorded, and --only accepts nothing else."""
     content = snapshot((), [], **pinned())
     assert opened(tmp_path, content).manifest.rank == 0
     assert [one["device"] for one in import_file(tmp_path / "snapshot.pickle").devices] == ["host"]
@@ -146,11 +145,39 @@ def test_keys_that_are_new_are_named(tmp_path: Path) -> None:
     """A key that torch up to 2.15 does not write is left out, by name, wherever it is."""
     content = snapshot(
         [segment(0, block(MIB, color=1), weight=2)],
-        [entry("alloc", 0, MIB, [{**frame("/job/a.py:1", "f"), "column": 3}], forward_frames=["f"])],
+        [entry("alloc", 0, MIB, [{**frame("/job/a.py:1", "f"), "column": 3}], backward_frames=["f"])],
         extra=[],
     )
     notes = " ".join(opened(tmp_path, content).manifest.notes)
-    assert "keys unknown to this version were left out: color, column, extra, forward_frames, weight." in notes
+    assert "keys unknown to this version were left out: backward_frames, color, column, extra, weight." in notes
+
+
+def test_memory_of_backward_has_the_line_of_its_forward(tmp_path: Path) -> None:
+    """In anomaly mode, torch notes the forward's traceback as texts: its line is shown, the phase is backward."""
+    texts = [
+        '  File "/job/train.py", line 9, in main\n    loss = model(x)\n',
+        '  File "/job/model.py", line 3, in forward\n    return x.exp()\n',
+    ]
+    native = [{"filename": "??", "line": 0, "name": "at::_ops::mul_Tensor::call(at::Tensor const&)"}]
+    history = [
+        entry("alloc", 0, MIB, FORWARD),
+        entry("alloc", MIB, 2 * MIB, native, forward_frames=texts),
+        entry("alloc", 3 * MIB, MIB, native, forward_frames=[7, "no traceback"]),
+    ]
+    end = segment(0, *(block(size * MIB, frames=native, forward_frames=texts) for size in (1, 2, 1)))
+    trace = opened(tmp_path, snapshot([end], history))
+    ops = trace.step(0).ops
+    assert ops.phase.tolist() == ["other", "forward", "backward", "other"]
+    assert trace.table(Stacks).frames[ops.stack_id[2]] == "/job/model.py:3:forward\n/job/train.py:9:main"
+    assert ops.stack_id[3] == NONE
+    split = build_report(trace).at_peak.by_source
+    assert [(part.key and part.key.place, part.bytes) for part in split.parts] == [
+        ("model.py:3", 3 * MIB),
+        (None, MIB),
+    ]
+    assert not any("left out" in note for note in trace.manifest.notes)
+    state = opened(tmp_path, snapshot([end]), device=0)  # without a history, blocks have it
+    assert {part.key and part.key.place for part in build_report(state).at_peak.by_source.parts} == {"model.py:3"}
 
 
 def test_options_set_by_the_program_are_read(tmp_path: Path) -> None:

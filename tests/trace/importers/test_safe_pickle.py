@@ -19,7 +19,7 @@ import pytest
 
 from memprof.errors import BadInputError
 from memprof.trace.importers import import_file
-from memprof.trace.importers.safe_pickle import RefusedError, load_plain
+from memprof.trace.importers.pickles.safe_pickle import RefusedError, load_plain
 from tests.trace.importers.writing import small_job
 
 RAN = "memprof_ran_a_pickle"

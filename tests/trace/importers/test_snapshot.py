@@ -299,7 +299,7 @@ def test_devices_become_ranks(tmp_path: Path) -> None:
     assert [manifest.rank for manifest, _ in alone.ranks] == [5]
     with pytest.raises(UsageError, match="holds nothing of device 0; it has 1, 2"):
         import_file(tmp_path / "snapshot.pickle", device=0)
-    with pytest.raises(UsageError, match="choose one with --device"):
+    with pytest.raises(UsageError, match="choose one with --only"):
         import_file(tmp_path / "snapshot.pickle", rank=0)
 
 

@@ -131,7 +131,7 @@ def _dry_run(real: AllocationSequence, words: list[str], device: str, folder: Pa
     """Dry-runs the script, which writes its snapshots to a folder, and compares the one of the real run's name."""
     from memprof.analysis.compared.allocation_sequence import read_sequence
     from memprof.analysis.compared.comparison import compare_sequences
-    from memprof.launch.dry.dry_snapshots import collect_snapshots
+    from memprof.launch.dry.dry_outcome import collect_snapshots
     from memprof.launch.parent.target import find_target
     from memprof.machines.card import find_card
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memprof.analysis.diff.comparison import Diff
 from memprof.analysis.diff.diff_tables import changed, moments
-from memprof.analysis.diff.diff_words import TITLES, first_line, headline, moved, rank_words, short
+from memprof.analysis.diff.diff_words import first_line, headline, moved, rank_words, short, titles_of
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Verdict
 from memprof.analysis.table import FactTable
@@ -46,7 +46,7 @@ def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tupl
     if explains:
         _explain(page, found)
     page.add_section("Peaks", moments(found), "allocated bytes, of the whole step and of each phase")
-    for kind, title in TITLES.items():
+    for kind, title in titles_of(found).items():
         parts, more = changed(found.focus, kind, rows)
         remark = f"in {found.focus.name}; the parts sum to the change" + (f"; {more} more" if more else "")
         page.add_section(f"What changed, {title}", parts, remark)
@@ -127,7 +127,7 @@ def to_html(found: Diff, rows: int, names: tuple[str, str]) -> str:
         f"<p>{html.escape(f'{names[0]} against {names[1]}. {moved(found)}')}</p>",
         html_table(moments(found, has_places=False), short),
     ]
-    for kind, title in TITLES.items():
+    for kind, title in titles_of(found).items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             parts.append(f"<h2>What changed, {title}, in {html.escape(found.focus.name)}</h2>")
@@ -151,7 +151,7 @@ def _markdown(found: Diff, rows: int, names: tuple[str, str]) -> str:
         ]
         parts.append("")
     parts += table_lines(moments(found, has_places=False))
-    for kind, title in TITLES.items():
+    for kind, title in titles_of(found).items():
         changes, more = changed(found.focus, kind, rows)
         if changes:
             summary = f"What changed, {title}, in {found.focus.name}"

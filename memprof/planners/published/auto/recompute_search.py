@@ -104,7 +104,7 @@ class RecomputeSearch:
             )
         extra_us, runs = best
         percent = 100.0 * (extra_us - self.bound_us) / (self.graph.duration_us + self.bound_us or 1.0)
-        if self._is_proved():
+        if self._least_us() <= self.bound_us * (1.0 + _GAP) + 1e-6:
             return ScheduleResult(
                 "optimal", "Proved optimal: no schedule within the budget is faster.", runs, self.bound_us, self.budget
             )
@@ -129,9 +129,6 @@ class RecomputeSearch:
     def _least_us(self) -> float:
         least = self.front.least_us(self.budget)
         return least if self.other is None else min(least, self.other[0])
-
-    def _is_proved(self) -> bool:
-        return self._least_us() <= self.bound_us * (1.0 + _GAP) + 1e-6
 
     def _is_done(self) -> bool:
         """Returns whether the remaining gap is not worth more time."""

@@ -24,13 +24,11 @@ class Solution:
 
     Attributes:
         is_proved: Whether the solver finished: with the optimum, or with a proof of infeasibility.
-        objective: Objective of the best solution; infinity without one.
-        bound: Lower bound on the objective; minus infinity where unknown.
+        bound: Lower bound on the time of every solution; minus infinity where unknown.
         values: The best solution, shape ``(columns,)``; None without one.
     """
 
     is_proved: bool
-    objective: float
     bound: float
     values: Floats | None
 
@@ -97,7 +95,7 @@ class Model:
             is_relaxed: Solve the linear relaxation, whose objective is a bound.
         """
         if not self.is_possible:
-            return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+            return Solution(is_proved=True, bound=math.inf, values=None)
         done = solve(
             np.array(self._cost),
             [(self._matrix(), -np.inf, np.array(self._most))],
@@ -108,12 +106,12 @@ class Model:
         )
         unit = self._scale if self._least_peak else self._unit_us
         if done.status == 2:
-            return Solution(is_proved=True, objective=math.inf, bound=math.inf, values=None)
+            return Solution(is_proved=True, bound=math.inf, values=None)
         if done.x is None or (is_relaxed and done.status != 0):
-            return Solution(is_proved=False, objective=math.inf, bound=-math.inf, values=None)
+            return Solution(is_proved=False, bound=-math.inf, values=None)
         # A linear programme has no bound besides its optimum.
         bound = done.fun if is_relaxed or done.mip_dual_bound is None else done.mip_dual_bound
-        return Solution(done.status == 0, float(done.fun) * unit, float(bound) * unit, np.asarray(done.x))
+        return Solution(done.status == 0, float(bound) * unit, np.asarray(done.x))
 
     def runs_again(self, values: Floats, least: float = 0.5) -> list[list[int]]:
         """Returns the nodes whose rerun variable exceeds a threshold before each event, in their order."""

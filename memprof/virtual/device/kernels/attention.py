@@ -92,7 +92,7 @@ class Attention:
         is_plain = query.dtype in _HALF and width == value.shape[-1] and width <= _FLASH_WIDTH and width % 8 == 0
         trains = not _needs_sums(query, key, value) or width <= 128
         is_whole = key.shape[-2] > 1 and not (is_causal and query.shape[-2] > key.shape[-2])
-        is_masked = mask is None or (mask.dim() in (2, 4) and not _needs_gradient(mask))
+        is_masked = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
         return is_plain and trains and is_whole and is_masked and not _is_deterministic()
 
     def _takes_flash(self, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, _shares: bool) -> bool:
@@ -168,10 +168,6 @@ def _cast(tensor: Any) -> Any:
 
 def _needs_sums(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _needs_gradient(mask: Any) -> bool:
-    return mask is not None and mask.requires_grad
 
 
 def _is_deterministic() -> bool:

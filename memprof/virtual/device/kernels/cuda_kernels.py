@@ -12,7 +12,7 @@ import torch
 
 from memprof.machines import outside
 from memprof.machines.card import LT_WORKSPACE_BYTES, Architecture
-from memprof.recorder.calls.packets import packets
+from memprof.recorder.calls.torch_state import packets
 from memprof.trace.operator_facts import CUBLAS_PRODUCTS, FOURIER_TRANSFORMS
 from memprof.units import format_bytes
 from memprof.virtual.cudnn.answers import Answers

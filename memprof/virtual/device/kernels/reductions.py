@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memprof.recorder.calls.packets import packets
+from memprof.recorder.calls.torch_state import packets
 
 _aten = torch.ops.aten
 _WARP = 32
