@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.steps import Epoch
+from memprof.trace.assemble.timeline import first_rows
 from memprof.trace.files.spool import Spool
 from memprof.trace.importers.allocations import ROUNDING_BYTES
 from memprof.trace.importers.columns import (
@@ -124,7 +125,7 @@ def block_bytes(history: History, taken_bytes: Ints | None = None) -> Ints:
     taking = _taking_of(history)
     size = np.where(taking == NONE, size, size[np.maximum(taking, 0)])
     older = np.flatnonzero(taking == NONE)
-    row = rows_at(history.alive["address"], history.address[older])
+    row = first_rows(history.alive["address"], history.address[older])
     size[older[row != NONE]] = history.alive["size_bytes"][row[row != NONE]]
     return size
 
@@ -154,21 +155,6 @@ def _taking_of(history: History) -> Ints:
     taking = np.full(count, NONE, dtype=np.int64)
     taking[order] = np.where(latest >= begins, order[np.maximum(latest, 0)], NONE) if count else latest
     return taking
-
-
-def rows_at(address: Ints, wanted: Ints) -> Ints:
-    """Finds the first row with each requested address; NONE where there is none. Shape (wanted,).
-
-    Args:
-        address: Addresses of the rows, in any order. Shape (rows,).
-        wanted: Addresses to look up. Shape (wanted,).
-    """
-    if not len(address):
-        return np.full(len(wanted), NONE, dtype=np.int64)
-    order = np.argsort(address, kind="stable")
-    known = address[order]
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where(known[place] == wanted, order[place], NONE)
 
 
 def last_at(address: Ints, time_us: Ints, wanted_address: Ints, wanted_ns: Ints) -> Ints:

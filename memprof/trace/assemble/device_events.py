@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.allocator_history import block_bytes, pending_bytes, rows_at
+from memprof.trace.assemble.allocator_history import block_bytes, pending_bytes
 from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.memory.native_events import DeviceEvents
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.assemble.timeline import Timeline
+from memprof.trace.assemble.timeline import Timeline, first_rows
 from memprof.trace.files.spool import Spool
 from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, DeviceMemory, HostHeap, Ints
 
@@ -105,7 +105,7 @@ def requested_bytes(memory_events: DeviceEvents, lives: BlockLives) -> Ints:
     requested = np.full(len(lives.born), NONE, dtype=np.int64)
     is_born = lives.born != NONE
     requested[is_born] = memory_events.requested[lives.born[is_born]]
-    row = rows_at(memory_events.alive_address, lives.address)
+    row = first_rows(memory_events.alive_address, lives.address)
     is_older = ~is_born & (row != NONE)
     requested[is_older] = memory_events.alive_requested[row[is_older]]
     return requested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memprof.trace.assemble.timeline import first_rows
 from memprof.trace.files.spool import OTHER_THREAD
 from memprof.trace.operator_facts import CLONE, DETACH, NEW_EMPTY_STRIDED, SHAPE_READERS, are_among
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Saved, Storages, Texts, Uses
@@ -96,15 +97,12 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
         np.maximum.at(changed, use_storage[is_change], use_op[is_change])
         is_before = use_op <= changed[use_storage]
         readers_order = np.lexsort((use_op[in_forward], is_before[in_forward]))
-        read_storage, first = np.unique(use_storage[in_forward][readers_order], return_index=True)
-        first_reader = use_op[in_forward][readers_order][first]
         repeated = use_storage[is_repeat]
-        if len(read_storage):
-            place = np.minimum(np.searchsorted(read_storage, repeated), len(read_storage) - 1)
-            was_read = read_storage[place] == repeated
-            kept = np.concatenate([kept, repeated[was_read]])
-            makers = np.concatenate([makers, first_reader[place[was_read]]])
-            readers = np.concatenate([readers, use_op[is_repeat][was_read]])
+        row = first_rows(use_storage[in_forward][readers_order], repeated)
+        was_read = row != NONE
+        kept = np.concatenate([kept, repeated[was_read]])
+        makers = np.concatenate([makers, use_op[in_forward][readers_order][row[was_read]]])
+        readers = np.concatenate([readers, use_op[is_repeat][was_read]])
 
     by_shape = _saved_for_shape(uses, storages, ops)
     kept, makers, readers = (np.append(*both) for both in zip((kept, makers, readers), by_shape, strict=True))
@@ -163,11 +161,7 @@ def makers_in_regions(
     count = int(use_storage.max()) + 1
     readers = np.flatnonzero(region[use_op] != NONE)
     readers = readers[np.argsort(use_op[readers], kind="stable")]
-    known, first = np.unique(region[use_op[readers]] * count + use_storage[readers], return_index=True)
-    wanted = maker * count + use_storage
-    place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-    is_older = is_read & ~is_own & (created <= maker)
-    if len(known):
-        is_older &= known[place] == wanted
-        maker = np.where(is_older, use_op[readers][first][place], maker)
+    row = first_rows(region[use_op[readers]] * count + use_storage[readers], maker * count + use_storage)
+    is_older = is_read & ~is_own & (created <= maker) & (row != NONE)
+    maker = np.where(is_older, np.append(use_op[readers], NONE)[row], maker)
     return np.where(is_own, created, maker)

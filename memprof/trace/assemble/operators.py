@@ -10,6 +10,7 @@ from memprof.trace.assemble import links, texts
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.phases import operator_phases
 from memprof.trace.assemble.recording import Recording
+from memprof.trace.assemble.timeline import first_rows
 from memprof.trace.assemble.times import Partners, corrected_durations, find_partners, packet
 from memprof.trace.files.spool import (
     FLAG_CALL_HOOKS,
@@ -133,12 +134,8 @@ def _called_modules(recording: Recording) -> Ints:
     raw, calls = recording.raw, recording.in_epoch("calls")
     module = raw["module"].copy()
     inside = np.flatnonzero((raw["flags"] & FLAG_IN_REGION) != 0)
-    if len(inside) and len(calls["call"]):
-        order = np.argsort(calls["call"], kind="stable")
-        numbers = calls["call"][order]
-        place = np.minimum(np.searchsorted(numbers, raw["call"][inside]), len(numbers) - 1)
-        is_known = numbers[place] == raw["call"][inside]
-        module[inside[is_known]] = calls["module"][order][place[is_known]]
+    row = first_rows(calls["call"], raw["call"][inside])
+    module[inside[row != NONE]] = calls["module"][row[row != NONE]]
     return module
 
 

@@ -101,3 +101,18 @@ def merge(op_start_ns: Ints, op_end_ns: Ints, time_ns: Ints, address: Ints, size
         in_extra = ~is_inside & (begun > 0) & (extra_gap[latest] == gap)
         event_op[in_extra] = row_of_extra[latest[in_extra]]
     return Timeline(raw_op, start_ns, time_ns, address, size_bytes, event_op, is_inside)
+
+
+def first_rows(values: Ints, wanted: Ints) -> Ints:
+    """Returns the first row with each wanted value; NONE where there is none. Shape (wanted,).
+
+    Args:
+        values: Values of the rows, in any order. Shape (rows,).
+        wanted: Values to look up. Shape (wanted,).
+    """
+    if not len(values):
+        return np.full(len(wanted), NONE, dtype=np.int64)
+    order = np.argsort(values, kind="stable")
+    known = values[order]
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[place] == wanted, order[place], NONE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.machines.card import cublas_workspace_sizes
+from memprof.trace.assemble.timeline import first_rows
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
 
 #: Libraries by the operators that use them; torch keeps cuBLAS's workspace per thread and stream
@@ -45,10 +46,8 @@ class Foreign:
 
     def of_address(self, address: Ints) -> Ints:
         """Returns the storage at each address; NONE where there is none."""
-        if not len(self.address):
-            return np.full(len(address), NONE, dtype=np.int64)
-        place = np.minimum(np.searchsorted(self.address, address), len(self.address) - 1)
-        return np.where(self.address[place] == address, self.offset + place, NONE)
+        row = first_rows(self.address, address)
+        return np.where(row == NONE, NONE, self.offset + row)
 
 
 def find_foreign(

@@ -14,7 +14,7 @@ import numpy as np
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.recording import Recording
-from memprof.trace.assemble.timeline import NEVER, Timeline
+from memprof.trace.assemble.timeline import NEVER, Timeline, first_rows
 from memprof.trace.assemble.times import Partners
 from memprof.trace.files.spool import BACKWARD, DRY_RUN, FLAG_GRAD_ENABLED, FLAG_RECOMPUTE, FLAG_VIEW, READ, WRITE
 from memprof.trace.operator_facts import FILLS_ZEROS, GRADIENT_SUM, ZEROS, are_among
@@ -114,23 +114,15 @@ def _was_viewed(recording: Recording, touches: Touches, raw_op: Ints) -> Bools:
     is_view = (recording.raw["flags"][touches.raw_op] & FLAG_VIEW) != 0
     viewing = np.flatnonzero(is_view & (touches.role == READ) & (touches.life != NONE))
     order = np.lexsort((touches.raw_op[viewing], touches.life[viewing]))
-    life, op = touches.life[viewing][order], touches.raw_op[viewing][order]
-    place = np.searchsorted(life, first)
-    inside = np.minimum(place, max(len(life) - 1, 0))
-    if not len(life):
-        return np.zeros(len(raw_op), dtype=np.bool_)
-    found: Bools = (first != NONE) & (life[inside] == first) & (op[inside] < raw_op)
+    row = first_rows(touches.life[viewing][order], first)
+    found: Bools = (row != NONE) & (np.append(touches.raw_op[viewing][order], NONE)[row] < raw_op)
     return found
 
 
 def _first_life(touches: Touches, raw_ops: Ints, role: int) -> Ints:
     """Returns the life that each operator uses first in a role; NONE where there is none."""
     rows = np.flatnonzero(touches.role == role)
-    ops, first = np.unique(touches.raw_op[rows], return_index=True)
-    if not len(ops):
-        return np.full(len(raw_ops), NONE, dtype=np.int64)
-    place = np.minimum(np.searchsorted(ops, raw_ops), len(ops) - 1)
-    return np.where(ops[place] == raw_ops, touches.life[rows[first[place]]], NONE)
+    return np.append(touches.life[rows], NONE)[first_rows(touches.raw_op[rows], raw_ops)]
 
 
 @dataclass(frozen=True)
