@@ -135,6 +135,21 @@ def test_ended_processes_are_left_out(tmp_path: Path) -> None:
     assert all("limit" in sample for sample in samples(tmp_path))
 
 
+def test_the_end_of_a_process_is_a_sample(tmp_path: Path, clock: Clock) -> None:
+    """The last sample of a process that has ended says that nothing is left, once."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        sampler = HostSampler(tmp_path, process.pid)
+        sampler.sample_if_due()
+        process.kill()
+        process.wait()
+        for _ in range(2):
+            clock.now_s += INTERVAL_S
+            sampler.sample_if_due()
+    sizes = [one["rss_bytes"] for one in samples(tmp_path) if "pid" in one]
+    assert sizes[0] > 0
+    assert sizes[1:] == [0]
+
+
 def test_lost_spool_ends_the_samples(tmp_path: Path) -> None:
     """Where the spool cannot be written any more, sampling ends and the job is not disturbed."""
     sampler = HostSampler(tmp_path / "absent", os.getpid())

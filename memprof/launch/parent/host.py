@@ -118,22 +118,25 @@ class HostSampler:
         try:
             memory = known.process.memory_info()
             rss_bytes = memory.rss
-            if not rss_bytes:
-                # A zombie: it has ended, but its parent has not reaped it yet.
-                return None
+            if not rss_bytes:  # a zombie: it has ended, but its parent has not reaped it yet
+                return self._end(pid)
             change, doubled = abs(rss_bytes - known.written_bytes), 2 ** (self._lines // _LINES)
             role = self._role(known)
             is_same = role == known.role and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes)
             if is_same and not is_division:
                 return None
         except psutil.Error:
-            del self._processes[pid]
-            return None
+            return self._end(pid)
         known.written_bytes, known.role = rss_bytes, role
         kinds = read_kinds(pid) if is_division else {}
         if hasattr(memory, "shared"):  # Linux: files and shared memory
             kinds["heap_bytes"] = rss_bytes - memory.shared
         return {"pid": pid, "role": role, "rss_bytes": rss_bytes, **kinds}
+
+    def _end(self, pid: int) -> dict[str, object] | None:
+        """Returns the last line about a process: it has no memory left; None where it had none before."""
+        known = self._processes.pop(pid)
+        return {"pid": pid, "role": known.role, "rss_bytes": 0} if known.written_bytes else None
 
     def _role(self, known: _Process) -> str:
         """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""
