@@ -121,7 +121,7 @@ class HostSampler:
             if not rss_bytes:  # a zombie: it has ended, but its parent has not reaped it yet
                 return self._end(pid)
             change, doubled = abs(rss_bytes - known.written_bytes), 2 ** (self._lines // _LINES)
-            role = self._role(known)
+            role = self._role(known, is_looked_up=is_division or not known.role)
             is_same = role == known.role and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes)
             if is_same and not is_division:
                 return None
@@ -138,11 +138,11 @@ class HostSampler:
         known = self._processes.pop(pid)
         return {"pid": pid, "role": known.role, "rss_bytes": 0} if known.written_bytes else None
 
-    def _role(self, known: _Process) -> str:
+    def _role(self, known: _Process, *, is_looked_up: bool) -> str:
         """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""
         if (self._spool / f"process-{known.process.pid}").is_dir():
             return "trainer"
-        known.is_worker = known.is_worker or self._is_worker(known.process)
+        known.is_worker = known.is_worker or (is_looked_up and self._is_worker(known.process))
         return "worker" if known.is_worker else "child"
 
     def _is_worker(self, process: psutil.Process) -> bool:
