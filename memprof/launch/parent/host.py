@@ -14,7 +14,7 @@ from memprof.trace.files.private_file import open_private
 
 #: Sampling interval, in seconds.
 INTERVAL_S = 0.5
-#: After a costly query, the next of its kind waits this many times its processor time: half of a hundredth of a core for
+#: After a costly query, the next of its kind waits this many times its processor time: half a hundredth of a core for
 #: each of the two kinds.
 _REST = 200.0
 #: The memory of all processes is divided into kinds at least this often over a run: after a thousandth of it.
