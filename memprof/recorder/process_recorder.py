@@ -261,10 +261,10 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         """Creates the observation and begins its first step."""
 
     def _finish(self, reason: str, error: BaseException | None) -> None:
-        failed = find_out_of_memory(error)
-        if failed is not None and self._observation is None:
-            write_unrecorded(self._folder.parent / f"out-of-memory-{os.getpid()}.json", failed)
-        if self._observation is not None and (full := describe_full_sharing(error)):
+        failed, full = find_out_of_memory(error), describe_full_sharing(error)
+        if self._observation is None and error is not None and (failed is not None or full):
+            write_unrecorded(self._folder.parent / f"out-of-memory-{os.getpid()}.json", failed or error, full)
+        elif full and self._observation is not None:
             self._observation.note(full)
         self._close_for_good(reason, error, failed)
         self._remove()

@@ -65,7 +65,8 @@ def test_parts_are_those_of_the_fullest_moment() -> None:
 def test_ended_processes_count_no_longer() -> None:
     """A process that has ended is not added to those that come later."""
     one = samples((1, "trainer", lambda t: 100), (2, "worker", lambda t: 50), (3, "worker", lambda t: 50))
-    one = one.take(((one.pid != 2) | (one.time_us < 20e6)) & ((one.pid != 3) | (one.time_us > 30e6)))
+    one = one.take(((one.pid != 2) | (one.time_us <= 20e6)) & ((one.pid != 3) | (one.time_us > 30e6)))
+    one = one.replace(rss_bytes=np.where((one.pid == 2) & (one.time_us == 20e6), 0, one.rss_bytes))
     assert use(one).total_bytes == 150 * MIB
 
 
@@ -76,7 +77,9 @@ def test_a_peak_between_samples_counts() -> None:
     found = use(one.replace(peak_rss_bytes=marks))
     assert found.total_bytes == 260 * MIB
     (said,) = found.warnings()
-    assert said.startswith("Host memory rose to 260.00 MiB for a moment, 40 s after the start, from 100.00 MiB usually")
+    assert said.startswith(
+        "Host memory of the trainer rose to 260.00 MiB for a moment, 40 s after the start, from 100.00 MiB usually"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_peak_between_samples_counts() -> None:
     [
         (2, 0, 0, "on the heap of the C library"),
         (0, 2, 0, "of it is freed memory that the C library keeps"),
-        (0, 0, 20_000, "more objects of Python"),
+        (0, 0, 20_000, "more Python objects"),
         (0, 0, 0, "outside the C library's heap"),
     ],
 )
@@ -102,7 +105,7 @@ def test_workers_that_grow_are_one_sentence() -> None:
     """Workers that grow alike are told together, each with its share."""
     grown = samples((1, "trainer", lambda t: 500), *((pid, "worker", lambda t: 20 + t) for pid in (2, 3)))
     said = next(use(grown).warnings())
-    assert said.startswith("Host memory of 2 workers grow each from ")
+    assert said.startswith("Host memory of 2 workers grows, each from ")
     assert "1.00 MiB a second." in said
 
 
@@ -121,6 +124,36 @@ def test_sound_processes_do_not_grow(size: Callable[[float], int]) -> None:
     assert use(samples((1, "trainer", size))).growth == ()
 
 
+def test_what_fills_once_is_no_growth_however_often_it_was_sampled() -> None:
+    """A process is written more often while it changes: a cache that fills, and then stays, does not grow."""
+    one = samples((1, "trainer", lambda t: 100 + 4 * min(t, 30)), seconds=120)
+    assert use(one.take((one.time_us <= 30e6) | (one.time_us % 20e6 == 0))).growth == ()
+
+
+def test_growth_is_no_moment() -> None:
+    """Memory that grows fast at the end is not called held twice for a moment."""
+    one = samples((1, "trainer", lambda t: 100 + 2 * t + max(0, t - 45) * 12))
+    (said,) = use(one).warnings()
+    assert "grows" in said
+
+
+def test_workers_that_come_and_go_are_no_moment() -> None:
+    """Workers of one epoch that ended before those of the next are not added to them."""
+    one = samples(
+        (1, "trainer", lambda t: 300), *((2 + epoch, "worker", lambda t: 200) for epoch in range(4)), seconds=40
+    )
+    epoch = one.time_us // 10e6
+    alive = (one.pid == 1) | (one.pid == 2 + epoch)
+    ended = (one.pid == 1 + epoch) & (one.time_us % 10e6 == 0) & (one.pid > 1)
+    gone = np.where(ended, 0, one.rss_bytes)
+    no_kinds = np.where((one.pid > 1) | (one.time_us % 40e6 > 0), NONE, one.anonymous_bytes)
+    no_kinds = np.where((one.pid > 1) & (one.time_us % 10e6 == 1e6), one.anonymous_bytes, no_kinds)
+    one = one.replace(rss_bytes=gone, heap_bytes=np.where(ended, NONE, one.heap_bytes), anonymous_bytes=no_kinds)
+    found = use(one.take(alive | ended))
+    assert found.total_bytes == 500 * MIB
+    assert list(found.warnings()) == []
+
+
 def test_growth_while_recording_does_not_count() -> None:
     """What grew until the last recorded step is not looked at: recording it takes memory, too."""
     one = samples((1, "trainer", lambda t: 100 + 3 * min(t, 50)))
@@ -131,8 +164,26 @@ def test_growth_while_recording_does_not_count() -> None:
 def test_workers_with_copies_of_their_own() -> None:
     """Workers that hold most of what the job has are named, with the least of each."""
     one = samples((1, "trainer", lambda t: 200), *((pid, "worker", lambda t: 100) for pid in range(2, 10)))
+    one = one.replace(heap_bytes=one.heap_bytes + 150 * MIB)
     (said,) = use(one).warnings()
     assert said.startswith("8 workers hold 800.00 MiB, at least 100.00 MiB each, that no other process shares")
+
+
+def test_workers_that_have_ended_are_not_summed() -> None:
+    """Of workers that each epoch starts anew, only those at the fullest moment hold memory together."""
+    one = samples((1, "trainer", lambda t: 100), *((pid, "worker", lambda t: 100) for pid in range(2, 10)))
+    epoch = one.time_us // 15e6
+    one = one.take((one.pid == 1) | (one.pid // 2 == 1 + epoch) | ((one.pid // 2 == epoch) & (one.time_us % 15e6 == 0)))
+    ended = (one.pid > 1) & (one.pid // 2 == one.time_us // 15e6)
+    one = one.replace(rss_bytes=np.where(ended, 0, one.rss_bytes), heap_bytes=one.heap_bytes + 150 * MIB)
+    (said,) = use(one).warnings()
+    assert said.startswith("2 workers hold 200.00 MiB")
+
+
+def test_workers_by_spawn_import_torch_without_a_warning() -> None:
+    """Workers that share nothing with the trainer have what they import, which are no copies of the data set."""
+    one = samples((1, "trainer", lambda t: 200), *((pid, "worker", lambda t: 150) for pid in (2, 3)))
+    assert list(use(one).warnings()) == []
 
 
 def test_memory_freed_but_kept() -> None:
@@ -144,7 +195,7 @@ def test_memory_freed_but_kept() -> None:
         "freed, but kept by the C library": 120,
     }
     (said,) = found.warnings()
-    assert said.startswith("120.00 MiB of host memory were free, but kept by the C library's heap")
+    assert said.startswith("120.00 MiB of host memory was free, but kept by the C library's heap")
     assert "MALLOC_ARENA_MAX=2" in said
 
 

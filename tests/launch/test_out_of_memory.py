@@ -170,6 +170,22 @@ def test_report_shows_it_first(recorded: Recorded, capsys: pytest.CaptureFixture
     assert sum(told["held"]["by_category"].values()) == told["held"]["bytes"] == told["allocated_bytes"]
 
 
+def test_shared_memory_full_before_a_step(tmp_path: Path) -> None:
+    """A job whose first batch finds /dev/shm full has nothing recorded; the reason is said once."""
+    told = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+    (tmp_path / "job.py").write_text(f"import torch\ntorch.nn.Linear(2, 2)\nraise RuntimeError({told!r})\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "memprof.cli.main", "record", "job.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("memprof: ")]
+    assert said[0].startswith("memprof: out of memory: /dev/shm was full: batches of loader workers lie there.")
+    assert said[1].startswith("memprof: nothing was recorded: ")
+
+
 def test_killed_by_the_kernel(tmp_path: Path) -> None:
     """A job killed while it held nearly all it may have was killed for that; one far from it, or ended else, not."""
     lines = [

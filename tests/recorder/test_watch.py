@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from memprof.recorder.memory.live_objects import StorageWatch
+from memprof.recorder.memory.live_objects import StorageWatch, arrays_in_containers
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
@@ -191,3 +198,70 @@ def test_a_second_recording_counts_memory_of_the_first_once(record_job: RecordJo
     bases = [trace.step(1).bytes_at_start() for trace in (first, second)]
     assert bases[0] == bases[1]
     assert peaks[0] == peaks[1]
+
+
+class Rows(np.ndarray[Any, Any]):
+    """A subclass of numpy's arrays."""
+
+
+def test_arrays_in_containers_are_those_that_hold_memory(tmp_path: Path) -> None:
+    """Views count as the array that they show, once; mapped files, tensors' memory and subclasses are left out."""
+    (tmp_path / "rows.bin").write_bytes(bytes(4096))
+    mapped = np.memmap(tmp_path / "rows.bin", dtype=np.uint8, mode="r")
+    made = [np.ones(3), np.ones(4), np.array([object()], dtype=object), np.ones(5)]
+    held = [
+        [mapped, np.asarray(mapped), torch.ones(2).numpy(), np.ones(2).view(Rows), np.frombuffer(b"12", "u1")],
+        [made[0], None, made[0][1:]],
+        {"epoch": 1, "outputs": made[1]},
+        deque([made[2]]),
+        deque([1, 2]),
+        {},
+    ]
+    before = {id(array) for array in made[:3]}
+    found = {id(array) for array in arrays_in_containers()}
+    assert before <= found
+    assert not found & {id(array) for array in held[0]}
+    counts = [sys.getrefcount(array) for array in made]
+    arrays_in_containers()
+    assert [sys.getrefcount(array) for array in made] == counts
+
+
+def test_search_for_arrays_keeps_no_container() -> None:
+    """What the search has seen is freed with its last reference, without a collection of cycles."""
+    tensor = torch.ones(2)
+    is_alive = weakref.ref(tensor)
+    holder = [[tensor], {"tensor": tensor}]
+    gc.disable()
+    try:
+        arrays_in_containers()
+        del tensor, holder
+        assert is_alive() is None
+    finally:
+        gc.enable()
+
+
+def test_containers_that_another_thread_changes() -> None:
+    """Containers that other threads fill and empty meanwhile raise nothing, in the search or in the thread."""
+    kept: deque[Any] = deque()
+    named: dict[int, Any] = {}
+    is_over = threading.Event()
+    faults: list[Exception] = []
+
+    def change() -> None:
+        try:
+            while not is_over.is_set():
+                kept.append(np.ones(2))
+                named[len(named)] = np.ones(2)
+                if len(kept) > 50:
+                    kept.clear()
+                    named.clear()
+        except Exception as fault:  # noqa: BLE001 - for the assertion
+            faults.append(fault)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    for _ in range(5):
+        arrays_in_containers()
+    is_over.set()
+    thread.join()
+    assert faults == []

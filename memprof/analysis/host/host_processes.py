@@ -19,6 +19,10 @@ _SETTLED, LEAST_SAMPLES, _GROWTH_BYTES, _GROWTH = 1 / 3, 6, 8 * 2**20, 0.05
 _GOES_ON = 0.3
 #: What returns memory that was freed.
 RETURNS = "MALLOC_ARENA_MAX=2 and MALLOC_TRIM_THRESHOLD_=131072 in the environment"
+#: The fullest moment stands out from this multiple of the usual bytes on, and these bytes above it.
+_SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
+#: A moment is short if at most this share of the samples are this near to it.
+_SHORT, _NEAR = 0.2, 0.9
 #: Bytes that a small object of Python takes at the least.
 _BLOCK_BYTES = 64
 
@@ -62,12 +66,11 @@ class HostGrowth:
 
     def describe(self) -> str:
         """Returns a sentence."""
-        who = f"the {self.role}" if self.processes == 1 else f"{self.processes} {self.role}s"
-        each, grow = ("each ", "grow") if self.processes > 1 else ("", "grows")
+        who, each = (f"the {self.role}", "") if self.processes == 1 else (f"{self.processes} {self.role}s", ", each")
         grown = self.last_bytes - self.first_bytes
         rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
-        span = f"{each}from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
-        return f"Host memory of {who} {grow} {span}{self.cause and f': {self.cause}'}."
+        span = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
+        return f"Host memory of {who} grows{each} {span}{self.cause and f': {self.cause}'}."
 
 
 def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
@@ -96,6 +99,51 @@ def place_of(role: str) -> int:
     return ROLES.index(role) if role in ROLES else len(ROLES)
 
 
+def evenly(own: HostMemory) -> HostMemory:
+    """Returns as many samples of one process, evenly spaced: a process is written more often while it changes."""
+    times = np.linspace(own.time_us[0], own.time_us[-1], len(own))
+    rows = np.searchsorted(own.time_us, times, side="right") - 1
+    return own.take(np.maximum(rows, 0)).replace(time_us=times)
+
+
+def beyond_samples(own: HostMemory) -> Ints:
+    """Returns the bytes that a process had beyond each sample's, between it and the one before. Shape (samples,)."""
+    most = np.maximum(own.peak_rss_bytes, own.rss_bytes)
+    before = np.maximum.accumulate(np.append(most[:1], most[:-1]))
+    beyond: Ints = np.where(most > before, most - own.rss_bytes, 0)
+    return beyond
+
+
+def describe_spike(samples: HostMemory, from_us: float, to_us: float) -> str:
+    """Returns that a trainer's highest moment was short and far above its usual ones, "" where none was.
+
+    Args:
+        samples: Samples of all processes, in order.
+        from_us: Moments from here on are looked at.
+        to_us: The last such moment.
+    """
+    for pid in np.unique(samples.pid[samples.role == ROLES[0]]).tolist():
+        own = samples.take((samples.pid == pid) & (samples.heap_bytes != NONE))
+        sizes = own.heap_bytes + beyond_samples(own)
+        own = own.replace(heap_bytes=sizes).take((own.time_us > from_us) & (own.time_us <= to_us))
+        # The kernel's first mark may have been made before.
+        own = own.take(np.arange(len(own)) > np.argmax(np.append(own.peak_rss_bytes != NONE, True)))
+        if len(own) < LEAST_SAMPLES:
+            continue
+        even, most = evenly(own).heap_bytes, int(own.heap_bytes.max())
+        usual = int(np.median(even))
+        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(even > _NEAR * most) > _SHORT:
+            continue
+        if _grown(own.time_us, own.heap_bytes) is not None:  # it does not come down
+            continue
+        after = (own.time_us[np.argmax(own.heap_bytes)] - samples.time_us[0]) / 1e6
+        return (
+            f"Host memory of the trainer rose to {format_bytes(most)} for a moment, {after:.0f} s after the start, "
+            f"from {format_bytes(usual)} usually: something was held twice, as when a checkpoint is saved or loaded."
+        )
+    return ""
+
+
 def find_growth(samples: HostMemory, heaps: Mapping[int, HostHeap]) -> tuple[HostGrowth, ...]:
     """Returns the processes that keep growing, those of one role together.
 
@@ -106,7 +154,7 @@ def find_growth(samples: HostMemory, heaps: Mapping[int, HostHeap]) -> tuple[Hos
     by_role: dict[str, list[HostGrowth]] = {}
     samples = samples.take(samples.heap_bytes != NONE)
     for pid in np.unique(samples.pid).tolist():
-        own = samples.take(samples.pid == pid)
+        own = evenly(samples.take(samples.pid == pid))
         found = _grown(own.time_us, own.heap_bytes)
         if found is None:
             continue
@@ -153,7 +201,7 @@ def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
     if free >= grown / 2:
         return f"{format_bytes(free)} of it is freed memory that the C library keeps; {RETURNS} return it"
     if blocks * _BLOCK_BYTES >= grown / 4:
-        return f"{format_count(blocks, 'more object')} of Python"
+        return format_count(blocks, "more Python object")
     if used >= grown / 2:
         return "on the heap of the C library (tensors, numpy arrays, or C code)"
     return "outside the C library's heap (mapped by a library, or small objects of Python)"

@@ -11,17 +11,18 @@ from itertools import islice
 import numpy as np
 
 from memprof.analysis.host.host_processes import (
-    LEAST_SAMPLES,
     RETURNS,
     ROLES,
     HostGrowth,
+    beyond_samples,
+    describe_spike,
     find_growth,
     place_of,
     summarise_processes,
 )
 from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
-from memprof.trace.schema import NONE, Bools, HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -32,10 +33,9 @@ _FREED_PART = "freed, but kept by the C library"
 _FREED, _FREED_BYTES = 0.1, 32 * 2**20
 #: Workers' memory of their own is worth a sentence from these bytes a worker on.
 _COPIED_BYTES = 64 * 2**20
-#: The fullest moment stands out from this multiple of the usual bytes on, and these bytes above it.
-_SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
-#: A moment is short if at most this share of the samples are this near to it.
-_SHORT, _NEAR = 0.2, 0.9
+#: Bytes that a worker which forks from no trainer has after importing torch, and the share of its memory that is its
+#: own then.
+_IMPORTED_BYTES, _ALL_ITS_OWN = 192 * 2**20, 0.9
 #: A limit is close from this share in use on.
 _CLOSE = 0.9
 
@@ -127,9 +127,7 @@ class HostUse:
                 kinds[name][rows] = np.maximum(getattr(one, name)[last], 0)
             changed = one.rss_bytes - one.rss_bytes[last]
             if one.role[-1] == ROLES[0]:
-                most = np.maximum(one.peak_rss_bytes, one.rss_bytes)
-                before = np.maximum.accumulate(np.append(most[0], most[:-1]))
-                changed += np.where(most > before, most - one.rss_bytes, 0)
+                changed += beyond_samples(one)
             kinds["anonymous_bytes"][rows] = np.maximum(kinds["anonymous_bytes"][rows] + changed, 0)
         return kinds
 
@@ -187,12 +185,19 @@ class HostUse:
         for growth in self.growth:
             yield growth.describe()
         freed = "" if self.growth else self._describe_freed()
-        yield from filter(None, (self._describe_workers(), freed, self._describe_spike()))
+        spike = describe_spike(self._samples, self._recorded_us, self._over_us)
+        yield from filter(None, (self._describe_workers(), freed, spike))
 
     def _describe_workers(self) -> str:
         """Returns that workers hold copies of their own, "" where they hold little."""
-        own = [one.maximum_private_bytes or 0 for one in self.processes if one.role == "worker"]
-        if len(own) < 2 or min(own) < _COPIED_BYTES or 2 * sum(own) < self.total_bytes:
+        at_once = self._fullest_rows if self.fullest else {}
+        workers = (one for one in self.processes if one.role == "worker" and one.pid in at_once)
+        own = [one.maximum_private_bytes or 0 for one in workers]
+        samples = self._samples.take((self._samples.role == "worker") & (self._samples.private_bytes > 0))
+        # A worker by fork has the trainer's pages in common with it; one by spawn has what it imports for itself.
+        is_forked = (samples.private_bytes < _ALL_ITS_OWN * samples.heap_bytes).any()
+        least = _COPIED_BYTES if is_forked else _IMPORTED_BYTES + _COPIED_BYTES
+        if len(own) < 2 or min(own) < least or 2 * sum(own) < self.total_bytes:
             return ""
         return (
             f"{len(own)} workers hold {format_bytes(sum(own))}, at least {format_bytes(min(own))} each, that no other "
@@ -205,55 +210,31 @@ class HostUse:
         if freed < max(_FREED_BYTES, 2 * _FREED * self.total_bytes):
             return ""
         return (
-            f"{format_bytes(freed)} of host memory were free, but kept by the C library's heap at the fullest moment; "
+            f"{format_bytes(freed)} of host memory was free, but kept by the C library's heap at the fullest moment; "
             f"{RETURNS} return such memory."
-        )
-
-    def _describe_spike(self) -> str:
-        """Returns that the fullest moment was short and far above the usual, "" where it was not."""
-        is_looked_at = self._is_looked_at
-        if max(np.unique(self._samples.pid[is_looked_at], return_counts=True)[1], default=0) < LEAST_SAMPLES:
-            return ""
-        rounds = np.flatnonzero(is_looked_at[self._ends])
-        totals = self._totals[rounds]
-        usual, most = int(np.median(totals)), int(totals.max())
-        if most < max(_SPIKE * usual, usual + _SPIKE_BYTES) or np.mean(totals > _NEAR * most) > _SHORT:
-            return ""
-        times = self._samples.time_us
-        after = (times[self._ends[rounds[np.argmax(totals)]]] - times[0]) / 1e6
-        return (
-            f"Host memory rose to {format_bytes(most)} for a moment, {after:.0f} s after the start, from "
-            f"{format_bytes(usual)} usually: something was held twice, as when a checkpoint is saved or loaded."
         )
 
     @cached_property
     def growth(self) -> tuple[HostGrowth, ...]:
         """The processes that grow, those of one role together."""
-        return find_growth(self._samples.take(self._is_looked_at), self._heaps)
+        times = self._samples.time_us
+        followed = self._samples.take((times > self._recorded_us) & (times <= self._over_us))
+        return find_growth(followed, self._heaps)
 
     @cached_property
-    def _is_looked_at(self) -> Bools:
-        """Which samples were taken while steps followed the recorded ones. Shape (samples,)."""
-        times = self._samples.time_us
-        over_us = max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
-        is_looked_at: Bools = (times > self._recorded_us) & (times <= over_us)
-        return is_looked_at
+    def _over_us(self) -> float:
+        """When the last heap was sampled, so when the last step ended."""
+        return max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
 
     def _rounds(self) -> Iterator[dict[int, int]]:
         """Yields the last row of each process that is alive, by its id, after every round of samples."""
         samples = self._samples
         ends = set(self._ends.tolist())
         alive: dict[int, int] = {}
-        divided: set[int] = set()
-        for row, (pid, is_division) in enumerate(
-            zip(samples.pid.tolist(), (samples.anonymous_bytes != NONE).tolist(), strict=True)
-        ):
-            if is_division and pid in divided:  # the next round: whoever was not in this one has ended
-                alive = {one: at for one, at in alive.items() if one in divided}
-                divided = set()
-            if is_division:
-                divided.add(pid)
+        for row, (pid, resident) in enumerate(zip(samples.pid.tolist(), samples.rss_bytes.tolist(), strict=True)):
             alive[pid] = row
+            if not resident:  # it has ended
+                del alive[pid]
             if row in ends:
                 yield alive
 

@@ -73,7 +73,7 @@ def describe_unrecorded(spool: Path) -> list[str]:
             record = json.loads(path.read_bytes())
         except ValueError:
             continue  # truncated when the process was killed
-        sentences.append(_describe(record))
+        sentences.append(record.get("full") or _describe(record))
     return sentences
 
 

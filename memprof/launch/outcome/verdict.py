@@ -91,9 +91,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
-    of_host = " ".join(
-        [*(note for note in trace.manifest.notes if note.startswith(RAN_OUT)), *HostUse.of(trace).warnings()]
-    )
+    of_host = " ".join(HostUse.of(trace).warnings())
+    ends = tuple(note for note in trace.manifest.notes if note.startswith(RAN_OUT))
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     if compared is not None and compared.worst is not None:
         trace = trace.rank_trace(compared.worst)
@@ -123,7 +122,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         did = f"nothing was recorded: {target} ended before the first operator of a step"
     sentence = f"{did}{finding}. {result.path} holds {size}."
     part = _describe_part(result.path)
-    ends = _describe_end(trace.manifest.capture) if compared is None else ""
+    early = _describe_end(trace.manifest.capture) if compared is None else ""
     failure = examine(trace)
     fit = dry_fit(trace) if failure is None or failure.is_caught else None
     compiled = [f"{note}." for note in trace.manifest.notes if is_dry and note.startswith(COMPILED)]
@@ -136,7 +135,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
         fits,
         *compiled,
         made_up,
-        ends,
+        early,
         *missed,
         result.remark,
         of_host,
@@ -153,7 +152,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     growth = growth_notice(trace)
     then = (f"{command} --leaks",) if growth and fit is None else ()
     verdict = Verdict(" ".join(filter(None, sentences)), command, is_empty=is_empty, then=then, growth=growth)
-    return verdict if failure is None else _with_post_mortem(verdict, trace, failure)
+    verdict = verdict if failure is None else _with_post_mortem(verdict, trace, failure)
+    return replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
 
 
 def _describe_part(path: Path) -> str:

@@ -14,8 +14,9 @@ from memprof.trace.files.private_file import open_private
 
 #: Sampling interval, in seconds.
 INTERVAL_S = 0.5
-#: After a costly query, the next one waits this many times the query's duration.
-_REST = 100.0
+#: After a costly query, the next of its kind waits this many times its processor time: half a hundredth of a core for
+#: each of the two kinds.
+_REST = 200.0
 #: The memory of all processes is divided into kinds at least this often over a run: after a thousandth of it.
 _LEAST_DIVISIONS = 1000
 #: A process is written again when its resident memory has changed by this share and by these bytes; both double each
@@ -49,7 +50,7 @@ class HostSampler:
     """Appends lines to ``host.jsonl`` in the spool folder: processes whose memory has changed, and the limits.
 
     Slow queries (listing all processes, and the kinds of memory, for which the kernel walks every page of a process)
-    are repeated only after a hundred times their duration, so they never cost more than a hundredth of a core.
+    are repeated only after two hundred times their processor time: together a hundredth of a core.
     """
 
     def __init__(self, spool: Path, job_pid: int) -> None:
@@ -118,28 +119,31 @@ class HostSampler:
         try:
             memory = known.process.memory_info()
             rss_bytes = memory.rss
-            if not rss_bytes:
-                # A zombie: it has ended, but its parent has not reaped it yet.
-                return None
+            if not rss_bytes:  # a zombie: it has ended, but its parent has not reaped it yet
+                return self._end(pid)
             change, doubled = abs(rss_bytes - known.written_bytes), 2 ** (self._lines // _LINES)
-            role = self._role(known)
+            role = self._role(known, is_looked_up=is_division or not known.role)
             is_same = role == known.role and change < doubled * max(_CHANGE_BYTES, _CHANGE * known.written_bytes)
             if is_same and not is_division:
                 return None
         except psutil.Error:
-            del self._processes[pid]
-            return None
+            return self._end(pid)
         known.written_bytes, known.role = rss_bytes, role
         kinds = read_kinds(pid) if is_division else {}
         if hasattr(memory, "shared"):  # Linux: files and shared memory
             kinds["heap_bytes"] = rss_bytes - memory.shared
         return {"pid": pid, "role": role, "rss_bytes": rss_bytes, **kinds}
 
-    def _role(self, known: _Process) -> str:
+    def _end(self, pid: int) -> dict[str, object] | None:
+        """Returns the last line about a process: it has no memory left; None where it had none before."""
+        known = self._processes.pop(pid)
+        return {"pid": pid, "role": known.role, "rss_bytes": 0} if known.written_bytes else None
+
+    def _role(self, known: _Process, *, is_looked_up: bool) -> str:
         """Returns a process's role in the job; what looked like a plain child can turn out to be a trainer."""
         if (self._spool / f"process-{known.process.pid}").is_dir():
             return "trainer"
-        known.is_worker = known.is_worker or self._is_worker(known.process)
+        known.is_worker = known.is_worker or (is_looked_up and self._is_worker(known.process))
         return "worker" if known.is_worker else "child"
 
     def _is_worker(self, process: psutil.Process) -> bool:

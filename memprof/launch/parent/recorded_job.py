@@ -145,10 +145,10 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
         else [*describe_missed(settings.plan, read_applied(spool)), *(f"{each}." for each in read_idle(spool))]
     )
     killed = killer.describe(spool, returncode)
-    ends = tuple(sentence for sentence in (*describe_unrecorded(spool), killed) if sentence)
+    ends = [*describe_unrecorded(spool), *([killed] if killed else [])]
     own_files = read_own_files(spool, begun.started)
     verdict = _pack(spool, output, target, returncode, killed)
-    verdict = replace(verdict, post_mortem=(*ends, *verdict.post_mortem))
+    verdict = replace(verdict, post_mortem=tuple(dict.fromkeys([*ends, *verdict.post_mortem])))
     if verdict.is_interrupted:
         signals |= {signal.SIGINT}
     return Recorded(

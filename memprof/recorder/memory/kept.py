@@ -111,7 +111,7 @@ class KeptTensors:
         """
         self._log = log
         self._span: Callable[[Any], tuple[int, int]] = lambda one: (
-            span(one) if isinstance(one, torch.Tensor) else (one.ctypes.data, one.nbytes)
+            span(one) if isinstance(one, torch.Tensor) else (0, one.nbytes)
         )
         self._is_whole_run, self._has_addresses = is_whole_run, has_addresses
         self.grown: frozenset[Size] = frozenset()
@@ -376,8 +376,11 @@ class KeptTensors:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)
         if not self._has_addresses:
+            arrays: dict[Any, list[Any]] = {}
             for array in arrays_in_containers():
-                kinds.setdefault(_kind_of(array), []).append(array)
+                arrays.setdefault((array.shape, array.dtype), []).append(array)
+            for alike in arrays.values():
+                kinds.setdefault(_kind_of(alike[0]), []).extend(alike)
         return kinds
 
 

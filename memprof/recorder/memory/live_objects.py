@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, compress, repeat
+from operator import is_, or_
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ from memprof.recorder.memory.tensor_memory import outside_span, owned_span
 from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
-#: Containers of fewer elements hold nothing that grows.
-_LEAST_HELD = 2
+_TURNS: tuple[Any, Any] = (iter, reversed)
 _has_frozen = False
 
 
@@ -71,8 +71,8 @@ def live_optimizers(*, is_late: bool) -> list[Any]:
     return found
 
 
-def live_objects(kind: type) -> list[Any]:
-    """Lists the objects of a type (or a subclass) tracked by the garbage collector, oldest first.
+def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
+    """Lists the objects of a type (or of one of several, or a subclass) tracked by the garbage collector, oldest first.
 
     The collector keeps its objects in the order of their creation, in each of its generations; the oldest is read
     first. A collection in between would move objects into a generation that has been read.
@@ -98,29 +98,27 @@ def arrays_in_containers() -> list[Any]:
     """Lists numpy's arrays that lists, deques and dictionaries hold, each once; a view counts as the array it shows.
 
     The collector does not follow arrays. Of each container only the first and the last element tell whether to look at
-    the others: a list of numbers may have millions.
+    the others: a list of numbers may have millions. As in `live_objects`, what reads all containers is no Python code.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
     kind, found = numpy.ndarray, {}
-    held: type[Any]
+    containers = live_objects((list, deque, dict))
+    held: Any
     for held in (list, deque, dict):
-        for container in live_objects(held):
-            if type(container) is not held or len(container) < _LEAST_HELD:
-                continue
-            values = container.values() if isinstance(container, dict) else container
-            try:
-                ends = next(iter(values)), next(reversed(values))
-                arrays = list(values) if kind in (type(ends[0]), type(ends[1])) else ()
-            except (RuntimeError, StopIteration):  # another thread changes it
-                continue
-            for one in arrays:
+        alike = list(compress(containers, map(is_, map(type, containers), repeat(held))))
+        values = (map(dict.values, alike) if held is dict else alike for _ in range(2))
+        ends = (map(next, map(turn, one), repeat(None)) for turn, one in zip(_TURNS, values, strict=True))
+        first, last = (map(is_, map(type, end), repeat(kind)) for end in ends)
+        for some in list(compress(alike, map(or_, first, last))):
+            for one in list(some.values() if held is dict else some):
                 array = one
                 while type(array) is kind and type(array.base) is kind:
                     array = array.base
                 if type(array) is kind and array.base is None and array.nbytes:
                     found[id(array)] = array
+    containers.clear()  # it is a list, and has found itself: nothing would free it, nor what it holds
     return list(found.values())
 
 

@@ -152,8 +152,13 @@ def place_of_failure(error: BaseException) -> dict[str, Any]:
     return {"frames": frames[::-1], "phase": phase, "module": module}
 
 
-def write_unrecorded(path: Path, error: BaseException) -> None:
+def write_unrecorded(path: Path, error: BaseException, full: str) -> None:
     """Writes a description of a failed request in an unrecorded process, for the parent to report.
+
+    Args:
+        path: The file.
+        error: The error that ended the process.
+        full: That shared memory was full, "" where it was not.
 
     Raises:
         OSError: It cannot be written.
@@ -161,7 +166,7 @@ def write_unrecorded(path: Path, error: BaseException) -> None:
     place = place_of_failure(error)
     module = place["module"]
     place["module"] = "" if module is None else type(module).__name__
-    write_private(path, json.dumps({**describe_failure(error, nearest_limit()), **place}))
+    write_private(path, json.dumps({**describe_failure(error, nearest_limit()), **place, "full": full}))
 
 
 def _requested_bytes(text: str) -> int | None:
