@@ -223,7 +223,7 @@ def test_page_names_the_simplest_plan_that_fits(
     page = " ".join(run(capsys, *flags).split())
     assert page.startswith(f"Within 53.35 MiB: plan 1 (swap: {settings[0]} settings), peak ")
     assert f"(plan {number}), 1 instead of {settings[0]} settings, step time +" in page
-    assert f"--explain {number} --write plan.toml" in page
+    assert f"--explain {number} --write simplest.toml" in page
 
 
 def test_no_listed_plan_reserves_more_than_a_device_has() -> None:

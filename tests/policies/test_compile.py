@@ -82,7 +82,7 @@ def test_a_measured_run_includes_the_policies_it_was_recorded_under_and_no_other
 def test_pattern_without_module_is_refused():
     """A pattern that matches nothing is refused before anything is compiled."""
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(PolicyError, match="No module"):
+    with pytest.raises(PolicyError, match="no module"):
         Compile(("layers.*",)).apply(Job(model))
     assert "forward" not in model[0].__dict__
 

@@ -278,7 +278,7 @@ def test_refuses_before_anything_is_changed():
     model = nn.Sequential(nn.Linear(4, 4))
     before = threading.active_count()
     for policy, said in (
-        (Swap(modules=("layers.*",), to="disk"), "No module"),
+        (Swap(modules=("layers.*",), to="disk"), "no module"),
         (Swap(to="disk", folder="/nowhere/at/all"), "cannot write to /nowhere/at/all"),
         (Swap(what="optimizer", to="disk"), "state needs an optimizer"),
         (Swap(what="parameters", to="disk"), "needs an optimizer"),

@@ -39,21 +39,25 @@ class LengthMix:
 
     Attributes:
         batches: Batches in the file.
+        longest: Length of the longest batch.
         recorded_longest: The longest recorded length.
         above: Number of batches longer than that.
         mixed: Number of batches whose steps were replayed one after the other.
         lengths_in_mix: Number of distinct lengths among them.
         reserved_alone_bytes: Peak reserved bytes where every batch has the longest length.
+        reserved_half_bytes: Peak reserved bytes over the first half of the mix.
         reserved_mix_bytes: Peak reserved bytes over the whole mix.
         reserved_expandable_bytes: The same with expandable segments; None where these are in force.
     """
 
     batches: int
+    longest: int
     recorded_longest: int
     above: int
     mixed: int
     lengths_in_mix: int
     reserved_alone_bytes: int
+    reserved_half_bytes: int
     reserved_mix_bytes: int
     reserved_expandable_bytes: int | None
 
@@ -162,11 +166,13 @@ def mix_of(lengths: Sequence[int], sized: SizedStep, settings: Settings) -> Leng
         grown = int(replay(issued.requests, growing).reserved().max(initial=0))
     return LengthMix(
         batches=len(lengths),
+        longest=longest,
         recorded_longest=recorded,
         above=sum(length > recorded for length in lengths),
         mixed=len(mix),
         lengths_in_mix=len(steps),
         reserved_alone_bytes=int(alone.max(initial=0)),
+        reserved_half_bytes=int(reserved[: len(reserved) // 2].max(initial=0)),
         reserved_mix_bytes=int(reserved.max(initial=0)),
         reserved_expandable_bytes=grown,
     )

@@ -55,7 +55,8 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
     check = [(again("--check", *over), "dry-run the job under it (seconds)")] if _may_be_dry_run(found) else []
     is_known = answer.best.interval.is_exact
     keep = ("--write", unused_file("plan", ".toml"))
-    choose = again("--explain", str(found.simplest), *keep, without=("--check", "-f", "--force"))
+    own_file = unused_file("simplest", ".toml")
+    choose = again("--explain", str(found.simplest), "--write", own_file, without=("--check", "-f", "--force"))
     simplest = [(choose, "keep the simplest instead")] if found.simplest else []
     if written is not None:
         train = [*_train(found, written, is_checked=bool(checked)), *simplest]

@@ -14,7 +14,8 @@ from memprof.cli.main import main
 from memprof.errors import UsageError
 from memprof.trace.importers import import_file
 from memprof.trace.importers.device import HOST
-from memprof.trace.importers.snapshot_events import KEYS, noted_phases
+from memprof.trace.importers.metadata import noted_phases
+from memprof.trace.importers.snapshot_events import KEYS
 from memprof.trace.schema import NONE, AllocatorEvents, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import FORWARD, MIB, block, entry, frame, freed, segment, small_job, snapshot, write
