@@ -50,6 +50,16 @@ def test_container_sees_its_group_at_the_root(proc: Path, tmp_path: Path) -> Non
     assert cgroup_limit(proc, groups) == HostLimit(1000, 0)
 
 
+def test_files_that_can_be_dropped_are_free(proc: Path, tmp_path: Path) -> None:
+    """A group counts the files that its processes read; what the kernel drops first is not in use."""
+    groups = tmp_path / "cgroup"
+    groups.mkdir()
+    (groups / "memory.max").write_text("1000\n")
+    (groups / "memory.current").write_text("990\n")
+    (groups / "memory.stat").write_text("anon 90\nfile 900\ninactive_file 800\nactive_file 100\n")
+    assert cgroup_limit(proc, groups) == HostLimit(1000, 810)
+
+
 def test_first_version_of_groups(proc: Path, tmp_path: Path) -> None:
     """Version 1 has a tree for memory, and a number near the largest where there is no limit."""
     (proc / "self" / "cgroup").write_text("5:cpu:/job\n4:memory,hugetlb:/job\n")

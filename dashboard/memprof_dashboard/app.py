@@ -11,11 +11,11 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 
 from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, header, ids, parts
+from memprof_dashboard.editors import EDITORS
 from memprof_dashboard.header import help_dialog, recording_choices
 from memprof_dashboard.opening import guarded_app
 from memprof_dashboard.page import LATER, or_sentence, view_of
 from memprof_dashboard.pages import PAGES, empty_pages
-from memprof_dashboard.side.detail import EDITORS
 from memprof_dashboard.side.panel import SidePanel, grouped
 from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View, clock_of, on_click, on_key, on_zoom, shown

@@ -11,13 +11,14 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from memprof.errors import MemprofError, NotStartedError, UsageError
+from memprof_dashboard.editors import address_of_editor
 from memprof_dashboard.sources import Source, open_sources, packed_file
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif.dry_frames import DryFrames
@@ -96,21 +97,23 @@ def serve(
         UsageError: No port is free, nothing can listen on the address, or the editor is unknown.
     """
     _release_memory()
+    address = address_of_editor(editor)
     sources = open_started(paths, say)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     with _without_ipython():
         from memprof_dashboard.opening import Opening, guarded_app
     from memprof_dashboard.guard import new_token
-    from memprof_dashboard.side.detail import address_of_editor
 
-    address, token = address_of_editor(editor), new_token()
+    token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
     names = _OWN_NAMES if host in _OWN_NAMES else (*_OWN_NAMES, host)
     settings: Any = {"token": token, "hosts": names, "prefix": prefix}
     dry_frames = DryFrames(may_run=may_run)
     frame = guarded_app(**settings)
-    made = ThreadPoolExecutor(1).submit(_make, sources, editor=address, dry_frames=dry_frames, **settings)
+    made: Future[Dash] = Future()
     server, taken = _listen(Opening(frame, made), host, port)
+    settings |= {"editor": address, "dry_frames": dry_frames}
+    threading.Thread(target=_make, args=(made, server, sources), kwargs=settings, daemon=True).start()
     shown = f"[{host}]" if ":" in host else host
     search = (view or View()).to_search().replace("?", "&")
     url = f"http://{shown}:{server.port}{prefix}?token={token}{search}"
@@ -124,6 +127,8 @@ def serve(
         server.serve_forever()
     dry_frames.close()
     server.server_close()
+    if made.done() and (error := made.exception()) is not None:
+        raise error
 
 
 def open_started(paths: list[Path], say: Callable[[str], None]) -> list[Source]:
@@ -152,10 +157,15 @@ def _without_ipython() -> Iterator[None]:
         del sys.modules["IPython"]
 
 
-def _make(sources: list[Source], **settings: Any) -> Dash:
-    from memprof_dashboard.app import create_app
+def _make(made: Future[Dash], server: Server, sources: list[Source], **settings: Any) -> None:
+    """Makes the app; where that fails, the server ends, and whoever waits for the app gets the error."""
+    try:
+        from memprof_dashboard.app import create_app
 
-    return create_app(sources, **settings)
+        made.set_result(create_app(sources, **settings))
+    except BaseException as error:  # noqa: BLE001 - raised again in the thread that serves
+        made.set_exception(error)
+        server.shutdown()
 
 
 def _release_memory() -> None:

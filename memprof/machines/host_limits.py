@@ -111,9 +111,18 @@ def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | No
             if not group.is_relative_to(root):
                 break
             total, used = (_number(group / name) for name in names)
+            if used is not None:
+                used = max(0, used - _droppable(group))
             if total is not None and used is not None and total < _UNLIMITED:
                 limits.append(HostLimit(total, max(0, total - used)))
     return min(limits, key=lambda limit: limit.free_bytes, default=None)
+
+
+def _droppable(group: Path) -> int:
+    """Returns the bytes of files that a control group has read and not used lately: the kernel drops them first."""
+    known = dict(line.split() for line in _read(group / "memory.stat").splitlines() if len(line.split()) == 2)
+    found = known.get("total_inactive_file", known.get("inactive_file", ""))
+    return int(found) if found.isdecimal() else 0
 
 
 def _own(proc: Path) -> HostLimit | None:

@@ -14,9 +14,10 @@ from memprof.analysis.report.module_tree import folded_tree
 from memprof.errors import UsageError
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
+from memprof_dashboard.editors import EDITORS, address_of_editor
 from memprof_dashboard.figures.boxes import flame, is_found, treemap
 from memprof_dashboard.palette import THEMES
-from memprof_dashboard.side.detail import EDITORS, address_of_editor, link_to, source_text
+from memprof_dashboard.side.detail import link_to, source_text
 from memprof_dashboard.side.panel import _above, grouped
 from memprof_dashboard.side.table import CHUNK, Order, chunk_of, table_of
 from memprof_dashboard.sources import Rank

@@ -74,17 +74,18 @@
     const isTime = title.includes("time");
     const at = graph.layout.shapes[0].x0 - (isTime ? 0 : 0.5);
     const centre = range[0] <= at && at < range[1] ? at : (range[0] + range[1]) / 2;
-    const [low, high] = range.map((edge, side) => {
+    const [low, high] = factor === Infinity ? whole : range.map((edge, side) => {
       const moved = centre + (edge - centre) * factor;
       return Math[side ? "min" : "max"](isTime ? moved : Math.round(moved), whole[side]);
     });
-    if (!isTime && high - low < 4) { return; }
+    const least = isTime ? (whole[1] - whole[0]) / 1e6 : 4; // the server draws nothing narrower
+    if (high - low < least) { return; }
     presses += 1; // the same range twice would not be sent
     zoomed = { range: [low, high], at: Date.now() };
     window.Plotly.relayout(graph, { "xaxis.range": [...zoomed.range], selectionrevision: presses });
   }
 
-  const ZOOMS = { "+": 0.5, "=": 0.5, "-": 2, Home: 1e9 };
+  const ZOOMS = { "+": 0.5, "=": 0.5, "-": 2, Home: Infinity };
   function press(key, shift) {
     if (ZOOMS[key]) { zoom(ZOOMS[key]); return; }
     zoomed.at = 0;

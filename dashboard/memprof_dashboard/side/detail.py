@@ -10,7 +10,6 @@ from urllib.parse import quote
 import numpy as np
 from dash import html
 
-from memprof.errors import UsageError
 from memprof.trace.schema import NONE, Saved
 from memprof.trace.source_lines import is_source_file
 from memprof.units import format_bytes
@@ -23,17 +22,6 @@ from memprof_dashboard.views.groups import group_alike
 #: Most storages of a group that are listed one by one.
 _MOST_ALIKE = 64
 _MOST_FRAMES = 60
-#: Addresses that editors open, by the editor's name.
-EDITORS = {
-    "vscode": "vscode://file{file}:{line}",
-    "vscode-insiders": "vscode-insiders://file{file}:{line}",
-    "vscodium": "vscodium://file{file}:{line}",
-    "cursor": "cursor://file{file}:{line}",
-    "windsurf": "windsurf://file{file}:{line}",
-    "zed": "zed://file{file}:{line}",
-    "pycharm": "pycharm://open?file={file}&line={line}",
-    "none": "",
-}
 
 
 def detail_of(rank: Rank, view: View, editor: str) -> Any:
@@ -168,24 +156,6 @@ def _own_frame(rank: Rank, stack: int, frame: str, editor: str) -> list[Any]:
     link = link_to(editor, line.file, line.line)
     opened = [html.A("open", href=link, title="open this line in your editor", className="open")] if link else []
     return [place, *opened, html.Code(text[:160])] if text else [place, *opened]
-
-
-def address_of_editor(name: str) -> str:
-    """Returns the address that opens a line in an editor.
-
-    Args:
-        name: One of EDITORS, or an address with ``{file}`` and ``{line}``, which is returned unchanged.
-
-    Raises:
-        UsageError: It is neither.
-    """
-    address = EDITORS.get(name, name)
-    if address and not ("://" in address and "{file}" in address):
-        raise UsageError(
-            f"unknown editor {name!r}: give one of {', '.join(EDITORS)}, or an address such as "
-            "'vscode://vscode-remote/ssh-remote+HOST{file}:{line}'"
-        )
-    return address
 
 
 def link_to(address: str, file: str, number: int) -> str:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memprof.analysis.allocator.imported_blocks import blocks_at_end, imported_block_sizes
-from memprof.errors import BadInputError, UsageError
+from memprof.errors import BadInputError, OutputError, UsageError
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING
 from memprof.replay.allocator.window import BlockMap, rewound
 from memprof.trace.importers.columns import ALLOC
@@ -89,8 +89,14 @@ def _write_parts(
             def end_part() -> None:
                 nonlocal begun
                 parts.append(Part(folder / f"{len(parts)}.pickle", dict(alive)))
-                with parts[-1].path.open("wb") as target:
-                    pickle.dump(entries, target, pickle.HIGHEST_PROTOCOL)
+                try:
+                    with parts[-1].path.open("wb") as target:
+                        pickle.dump(entries, target, pickle.HIGHEST_PROTOCOL)
+                except OSError as error:
+                    raise OutputError(
+                        f"parts of {path} cannot be written to {folder.parent} ({error.strerror}): set TMPDIR to a "
+                        "folder with as much room as the file has bytes."
+                    ) from None
                 entries.clear()
                 begun = stream.position
                 on_progress("splitting", begun / whole)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LARGE_BYTES = 200_000_000
 _MEMORY_PER_BYTE = 9
 
+_PICKLES = (".pickle", ".pkl")  # as they are, not compressed
 _SUFFIXES = (".gz", ".json", ".pt.trace", ".trace", ".pickle", ".pkl", ".html")
 
 
@@ -96,10 +97,13 @@ def import_(
     host.
     """
     if former is not None:
+        if only is not None:
+            raise UsageError("--device is the former name of --only: give one of them.")
         only = former
         notify("import --device is now --only, since --device names a card")
     target = output or Path(f"{_stem(file)}.memprof")
-    check_output(target, force=force, option="-o")
+    if split is None:
+        check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
     from memprof.analysis.report.own_categories import read_categories
@@ -139,13 +143,17 @@ def _import_parts(
     size = parse_bytes(split)
     if size < LEAST_BYTES:
         raise UsageError(f"--split {split} is too small: name at least 1MiB.")
+    paths: list[Path] = []
     with _progress(file) as on_progress:
         for number, count, imported in import_parts(file, size, device, on_progress):
-            part = target.with_name(f"{target.stem}-{number:0{len(str(count))}}{target.suffix}")
-            check_output(part, force=force, option="-o")
-            write_trace(part, [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks])
-    first = target.with_name(f"{target.stem}-{1:0{len(str(count))}}{target.suffix}")
-    notify(f"wrote {format_count(count, 'part')}; next: memprof report {shlex.quote(str(first))}")
+            if not paths:  # all are checked before the first is written, which is the last part
+                names = (f"{target.stem}-{place + 1:0{len(str(count))}}{target.suffix}" for place in range(count))
+                paths = [target.with_name(name) for name in names]
+                for each in paths:
+                    check_output(each, force=force, option="-o")
+            written = [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks]
+            write_trace(paths[number - 1], written)
+    notify(f"wrote {format_count(len(paths), 'part')}; next: memprof report {shlex.quote(str(paths[0]))}")
 
 
 def _stem(file: Path) -> str:
@@ -168,7 +176,7 @@ def _warn_of_memory(file: Path) -> None:
     if size * _MEMORY_PER_BYTE > free:
         print(
             f"memprof: loading {file} may take up to {format_bytes(size * _MEMORY_PER_BYTE)} of memory; "
-            f"{format_bytes(free)} are free. --split imports it in parts.",
+            f"{format_bytes(free)} are free.{' --split imports it in parts.' * (file.suffix in _PICKLES)}",
             file=sys.stderr,
         )
 

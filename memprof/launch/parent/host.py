@@ -17,8 +17,8 @@ INTERVAL_S = 0.5
 #: After a costly query, the next of its kind waits this many times its processor time: half a hundredth of a core for
 #: each of the two kinds.
 _REST = 200.0
-#: The memory of all processes is divided into kinds at least this often over a run: after a thousandth of it.
-_LEAST_DIVISIONS = 1000
+#: The memory of all processes is divided into kinds at most about this often over a run.
+_MOST_DIVISIONS = 1000
 #: A process is written again when its resident memory has changed by this share and by these bytes; both double each
 #: time this many lines have been written, so that days of sampling stay within megabytes.
 _CHANGE, _CHANGE_BYTES, _LINES = 1 / 64, 2**20, 10_000
@@ -91,7 +91,7 @@ class HostSampler:
                 for name, limit in named_limits().items()
             ]
             spent, end = time.process_time() - start, time.monotonic()
-            self._next_division = end + max(_REST * spent, (end - self._began) / _LEAST_DIVISIONS)
+            self._next_division = end + max(_REST * spent, (end - self._began) / _MOST_DIVISIONS)
         self._lines += len(samples)
         common = {"time_us": time.time_ns() / 1000}  # of all: they are told apart from other rounds by it
         try:

@@ -47,7 +47,9 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         text = read_text(path, TOML_LIMIT_BYTES)
     except FileNotFoundError:
-        raise BadInputError(f"plan {path} does not exist; memprof suggest RUN --budget 8GiB --write {path}") from None
+        raise BadInputError(
+            f"plan {path} does not exist; write one: memprof suggest RUN --budget 8GiB --write {path}"
+        ) from None
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     return parse_plan(text, str(path))
