@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# accelerate 1.15.0 with torch 2.13.0: a model whose layers are offloaded (cpu_offload, or dispatch_model with "disk", as
-# device_map="auto" does where memory is short) takes forward, backward, clipping and optimizer.step() without an error
-# or a warning about it, and its offloaded layers do not train: each forward computes with copies, which get the
-# gradients and are thrown away. With some layers offloaded the others train, and the loss falls. Seen on 2026-11-30.
+# accelerate 1.15.0 with torch 2.13.0: a model whose layers are offloaded (cpu_offload, or dispatch_model with "disk",
+# as device_map="auto" does where memory is short) takes forward, backward, clipping and optimizer.step() without an
+# error, and its offloaded layers do not train: each forward computes with copies, which get the gradients and are
+# thrown away. With some layers offloaded the others train, and the loss falls. Seen on 2026-11-30.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# torch 2.13.0: torch.cuda._memory_viz leaves out of its flame graphs each function whose name contains "_start", and each
-# file whose name contains "ceval.c" or "/Register", as if it were CPython's own: also Lightning's on_train_batch_start,
-# or models/RegisterTokens.py. What they allocate is shown under whoever called them. Seen on 2026-11-30, with a snapshot
-# written by hand.
+# torch 2.13.0: torch.cuda._memory_viz leaves out of its flame graphs each function whose name contains "_start", and
+# each file whose name contains "/Register": also Lightning's on_train_batch_start, or models/RegisterTokens.py. What
+# they allocate is shown under whoever called them. Seen on 2026-11-30, with a snapshot written by hand.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

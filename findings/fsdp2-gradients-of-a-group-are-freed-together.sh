@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # torch 2.13.0: fully_shard (FSDP2) reduces the gradients of a group into one buffer, and each parameter's gradient is a
 # view of it. Setting gradients to None one by one, as updates in backward do to free each at once, frees nothing until
-# the group's last; one gradient that is kept keeps the buffer. torch.save and deepcopy of one write or copy all. Where
-# fully_shard is called on the root alone, the buffer is that of the whole model. Without FSDP each is a storage of its own.
-# Two processes on gloo, 4 layers of 1 MiB; a rank's half is 2 MiB. Seen on 2026-11-30.
+# the group's last; one gradient that is kept keeps the buffer. torch.save of one writes all. Where fully_shard is
+# called on the root alone, the buffer is that of the whole model. Without FSDP each is a storage of its own. Two
+# processes on gloo, 4 layers of 1 MiB; a rank's half is 2 MiB. Seen on 2026-11-30.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

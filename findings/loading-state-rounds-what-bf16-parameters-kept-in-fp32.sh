@@ -2,8 +2,8 @@
 # torch 2.13.0, came-pytorch 0.1.3: some optimizers hold state in float32 for parameters in bfloat16. torch's
 # Optimizer.load_state_dict casts each floating-point state but `step` to its parameter's type, without a warning. With
 # CAME it stays there: a resumed training holds 2.1 bytes of state a parameter instead of 4.2, and its updates are
-# others than those of the training that was not interrupted. Of torch's own, NAdam and ASGD are hit, in scalars: NAdam's
-# product of momenta stays rounded. With parameters in float32, resuming changes nothing. Seen on 2026-11-30.
+# others than those of the training that was not interrupted. Of torch's own, NAdam is hit: its product of momenta, a
+# scalar, stays rounded. With parameters in float32, resuming changes nothing. Seen on 2026-11-30.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# CPython's resource module on Linux, with numpy 2.4.6 to fill memory: the ru_maxrss of a process that subprocess or
-# multiprocessing's "spawn" starts is at least the peak of the process that started it, also where that was freed long
-# before: the kernel carries the old program's peak over exec. Each small helper, data loader or measured job of a
-# trainer that held 512 MiB reports 512 MiB, and so does RUSAGE_CHILDREN of the parent. VmHWM in /proc/self/status is
-# the child's own; with "forkserver", whose server is small, ru_maxrss is too. Seen on 2026-11-30.
+# CPython 3.11.7's resource module on Linux 6.18, with numpy 2.4.6 to fill memory: the ru_maxrss of a process that
+# subprocess or multiprocessing's "spawn" starts is at least the peak of the process that started it, also where that
+# was freed long before: the kernel carries the old program's peak over exec. Each small helper, data loader or measured
+# job of a trainer that held 512 MiB reports 512 MiB, and so does RUSAGE_CHILDREN of the parent. VmHWM in
+# /proc/self/status is the child's own; with "forkserver", whose server is small, ru_maxrss is too. Seen on 2026-11-30.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

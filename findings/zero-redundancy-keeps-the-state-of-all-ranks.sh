@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # torch 2.13.0: ZeroRedundancyOptimizer divides the optimizer's state among ranks. consolidate_state_dict(to=0), needed
-# before each checkpoint, leaves the state of all other ranks on rank 0 as well, and nothing lets go of it: not the end of
-# the saving, nor later steps. From its first checkpoint on, rank 0 holds what it would hold without ZeRO. Two processes
-# on gloo, AdamW, 4 layers of 1 MiB each; bytes are those of storages that gc finds. Seen on 2026-11-30.
+# before each checkpoint, leaves the state of all other ranks in rank 0's host memory (it copies it to the CPU), and
+# nothing lets go of it: not the end of the saving, nor later steps. On the CPU rank 0 holds from its first checkpoint
+# on what it would hold without ZeRO. Two processes on gloo, AdamW, 4 layers of 1 MiB each; bytes are those of storages
+# that gc finds. Seen on 2026-11-30.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

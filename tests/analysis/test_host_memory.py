@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from memprof.analysis.host.host_use import HostUse
+from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory
+from memprof.trace.store import Trace
+from tests.building import Tables
 
 MIB = 2**20
 GIB = 2**30
@@ -187,16 +191,32 @@ def test_workers_by_spawn_import_torch_without_a_warning() -> None:
 
 
 def test_memory_freed_but_kept() -> None:
-    """What the C library keeps is a part of its own, with what returns it."""
-    heaps = {1: heap([100] * 60, [120] * 60, [0] * 60)}
+    """What the C library keeps at each end of a step is told; at the fullest moment, inside one, it may be in use."""
+    heaps = {1: heap([100] * 60, [0] * 20 + [200] * 20 + [120] * 20, [0] * 60)}
     found = use(samples((1, "trainer", lambda t: 300)), heaps=heaps)
-    assert {part.name: part.bytes // MIB for part in found.fullest} == {
-        "trainer": 180,
-        "freed, but kept by the C library": 120,
-    }
+    assert {part.name: part.bytes // MIB for part in found.fullest} == {"trainer": 300}
     (said,) = found.warnings()
-    assert said.startswith("120.00 MiB of host memory was free, but kept by the C library's heap")
+    assert said.startswith(
+        "At the ends of steps, at least 120.00 MiB of host memory was free, but kept by the C library"
+    )
     assert "MALLOC_ARENA_MAX=2" in said
+    now_and_then = {1: heap([100] * 60, [120, 0] * 30, [0] * 60)}
+    assert list(use(samples((1, "trainer", lambda t: 300)), heaps=now_and_then).warnings()) == []
+
+
+def test_nodes_have_their_own_processes_and_limits() -> None:
+    """Processes of two nodes may have the same ids; the fullest node is shown, and messages name theirs."""
+
+    def rank(number: int, size: int, used: int) -> tuple[Manifest, Tables]:
+        one = samples((7, "trainer", lambda t: size), seconds=4)
+        limits = HostLimits.of(time_us=[1.0], name=["machine"], total_bytes=[10 * GIB], used_bytes=[used * GIB])
+        return Manifest(rank=number, world_size=2, node=f"gpu-{number}", pid=7), {HostMemory: one, HostLimits: limits}
+
+    found = HostUse.of(Trace.of([rank(0, 1000, 9), rank(1, 3000, 4)], Path("run.memprof")))
+    assert found.describe() == "2.93 GiB of 10.00 GiB (machine) on gpu-1: trainer 2.93 GiB"
+    assert [one.maximum_rss_bytes // MIB for one in found.processes] == [3000, 1000]
+    (said,) = found.warnings()
+    assert said.startswith("On gpu-0: The memory of the machine was nearly full, 9.00 GiB of 10.00 GiB in use")
 
 
 def test_limits_at_their_closest() -> None:
@@ -210,7 +230,10 @@ def test_limits_at_their_closest() -> None:
     found = use(samples((1, "trainer", lambda t: 1000)), limits=limits)
     assert found.describe() == "1000.00 MiB of 2.00 GiB (control group): trainer 1000.00 MiB"
     group, shared = found.warnings()
-    assert group.startswith("The memory of the control group was nearly full, 1.90 GiB of 2.00 GiB in use")
+    assert group == (
+        "The memory of the control group was nearly full, 1.90 GiB of 2.00 GiB in use: once it is used up, the kernel "
+        "kills the largest process."
+    )
     assert shared.startswith("/dev/shm was nearly full, 63.00 MiB of 64.00 MiB in use: batches of loader workers")
 
 

@@ -26,10 +26,12 @@ from memprof.analysis.diff.summary_model import _fold_layers, _unfold_layers
 from memprof.analysis.diff.traits import AGAIN, rounds_of, traits_of
 from memprof.analysis.report.breakdown import by_category, by_module, by_op, by_source, hold_at
 from memprof.analysis.report.module_tree import module_tree
+from memprof.analysis.report.report import build_report
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError
 from memprof.policies.plan.prediction import input_shapes
+from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace
 from tests.building import Module, Op, Storage, make_step, make_trace
 from tests.strategies import jobs
@@ -384,3 +386,23 @@ def test_a_range_of_too_many_layers_is_damage(record: dict[str, Any]) -> None:
     parts["layers.0-999999999"] = parts.pop("layers.0-3")
     with pytest.raises(BadInputError, match="names too many modules"):
         read_summary(json.dumps(broken), "memory.json")
+
+
+def test_own_categories_are_those_of_the_report() -> None:
+    """A pattern also names what an earlier step allocated, in a comparison as in a report."""
+    manifest = Manifest(target="train.py", categories=("cache=fill",))
+    update = Op(phase="optimizer", name="aten.add_.Tensor")
+    trace = make_trace(
+        [
+            [Op(makes=("kept",), stack="train.py:9:fill"), update],
+            [Op(makes=("new",), stack="train.py:5:main"), update],
+        ],
+        [Storage("kept", 512), Storage("new", 64)],
+        manifest=manifest,
+    )
+    report = build_report(trace, step_number=trace.fullest_step().number)
+    in_report = {part.key: part.bytes for part in report.at_peak.by_category.parts}
+    assert in_report["cache"] == 512
+    summary = summarise(trace)
+    assert summary.peak.parts["category"]["cache"] == 512
+    assert summary.maxima["cache"] == report.category_maxima["cache"].maximum_bytes

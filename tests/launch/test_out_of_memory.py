@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,10 +18,15 @@ from memprof.analysis.out_of_memory.post_mortem import examine
 from memprof.analysis.plans.partial_step import examine_partial
 from memprof.cli.main import main
 from memprof.launch.outcome.memory_end import KillerWatch
+from memprof.launch.parent.recorded_job import begin_recording, finish_recording
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import Target
 from memprof.machines.host_limits import HostLimit
 from memprof.trace.schema import Ops, OutOfMemory
 from memprof.trace.store import Trace
 from tests.conformance.test_conformance import OUT_OF_MEMORY
+from tests.trace.assemble.conftest import RawJob
+from tests.trace.assemble.test_process import linear_step
 
 SCRIPT = Path(__file__).parent.parent / "conformance" / "scripts" / "runs_out_of_memory.py"
 #: A weight of the script's model, in bytes, and its bias.
@@ -206,3 +212,39 @@ def test_killed_by_the_kernel(tmp_path: Path) -> None:
     assert near.describe(tmp_path, 128 + signal.SIGKILL) == said
     assert near.describe(tmp_path, 1) == ""
     assert far.describe(tmp_path, -signal.SIGKILL) == ""
+
+
+def test_killed_by_the_kernel_with_little_known(tmp_path: Path) -> None:
+    """Without kinds the resident bytes are told; without a sample, that the kernel killed the job and no more."""
+    (tmp_path / "host.jsonl").write_text('{"pid": 1, "role": "trainer", "rss_bytes": 1048576000, "time_us": 1.0}\n')
+    near = KillerWatch(None, HostLimit(1 << 30, 0))
+    start = "out of memory: the kernel probably killed the job (SIGKILL)"
+    assert near.describe(tmp_path, -signal.SIGKILL) == (
+        f"{start}; its processes held 1000.00 MiB of the 1.00 GiB it may have at most. "
+        "Host memory ran out, not torch's allocator."
+    )
+    (tmp_path / "host.jsonl").unlink()
+    assert near.describe(tmp_path, -signal.SIGKILL) == ""
+    assert KillerWatch(-1, None).describe(tmp_path, -signal.SIGKILL) == (
+        "out of memory: the kernel killed the job (SIGKILL). Host memory ran out, not torch's allocator."
+    )
+
+
+def test_a_kill_by_the_kernel_is_told_once_and_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In record's summary, where the recording has it too, and in report's first lines."""
+    output = tmp_path / "run.memprof"
+    begun = begin_recording(Target(("python", "train.py"), "train.py"), Settings(output=output))
+    job = RawJob(begun.spool / "process-11")
+    linear_step(job)
+    job.write()
+    (begun.spool / "host.jsonl").write_text('{"pid": 11, "role": "trainer", "rss_bytes": 1048576000, "time_us": 1.0}\n')
+    near = KillerWatch(None, HostLimit(1 << 30, 0))
+    done = finish_recording(replace(begun, killer=near), -signal.SIGKILL)
+    assert done.was_killed
+    killed = "out of memory: the kernel probably killed the job (SIGKILL); its processes held 1000.00 MiB"
+    assert str(done.verdict).startswith(f"memprof: {killed}")
+    assert str(done.verdict).count("the kernel") == 1
+    assert main(["report", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert said.count(killed) == 1
+    assert next(line for line in said.splitlines() if "warning: " in line).startswith(f"warning: {killed}")

@@ -186,6 +186,25 @@ def test_generators_of_the_job_draw_the_same_again():
         assert torch.equal(plain, again)
 
 
+@pytest.mark.parametrize(
+    "compiled", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 4))], ids=["scripted", "traced"]
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_regions_may_hold_scripted_modules(compiled):
+    """Their classes have no forward, and a recompute cannot end inside them; gradients are those without the policy."""
+
+    def trained(is_checkpointed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), compiled(nn.Tanh())), nn.Linear(4, 1))
+        if is_checkpointed:
+            Checkpoint(modules=("0",)).apply(Job(model))
+        model(torch.ones(2, 4)).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, again in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(plain, again)
+
+
 class Greedy(nn.Module):
     """Takes tensors in every way there is, changes a list it is given, and can fail."""
 

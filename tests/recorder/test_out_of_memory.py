@@ -15,6 +15,7 @@ import memprof
 from memprof.recorder.memory import out_of_memory
 from memprof.recorder.memory.out_of_memory import (
     describe_failure,
+    describe_full_sharing,
     find_out_of_memory,
     is_out_of_memory,
     listen_to_allocator,
@@ -120,6 +121,37 @@ def test_found_behind_another_error() -> None:
     assert find_out_of_memory(handling) is first
     assert find_out_of_memory(cut) is None
     assert find_out_of_memory(None) is None
+
+
+class UnprintableError(RuntimeError):
+    """A job's error that fails when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+def test_full_sharing_is_found_behind_the_loaders_error() -> None:
+    """torch raises its error of a worker that exited from the one that names shared memory."""
+    bus = RuntimeError(
+        "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory."
+    )
+    exited = RuntimeError("DataLoader worker (pid(s) 5) exited unexpectedly")
+    exited.__cause__ = bus
+    full = OSError(28, "No space left on device: shared memory")
+    for error in (bus, exited, full):
+        assert "/dev/shm was full" in describe_full_sharing(error)
+    assert describe_full_sharing(ValueError(str(bus))) == ""
+    assert describe_full_sharing(None) == ""
+
+
+def test_errors_that_cannot_be_printed_end_no_recording() -> None:
+    """One behind them is found all the same."""
+    error = UnprintableError()
+    error.__context__ = first = MemoryError()
+    assert find_out_of_memory(error) is first
+    assert describe_full_sharing(error) == ""
+    assert describe_failure(error, None)["message"] == "UnprintableError"
 
 
 class Greedy(torch.nn.Module):

@@ -18,7 +18,7 @@ from memprof.trace.files.spool import COLUMNS, FILE_NAME
 from memprof.trace.files.spool_folder import is_spool_folder, read_spool_folder
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.manifest import Capture, Machine, Manifest
-from memprof.trace.schema import NONE, HostMemory, Ops
+from memprof.trace.schema import NONE, HostLimits, HostMemory, Ops
 from memprof.trace.store import Trace
 from tests.building import Tables
 
@@ -104,6 +104,21 @@ def test_host_memory_is_shared_out(spool: Path, small_tables: Tables) -> None:
     ]
     assert host.private_bytes.tolist() == [60, NONE]
     assert Trace.of([(Manifest(), second)], spool).table(HostMemory).pid.tolist() == [12]
+
+
+def test_host_samples_that_fit_no_column_are_dropped(spool: Path, small_tables: Tables) -> None:
+    """Infinities, and numbers of more than 63 bits, are no reason to lose the recording."""
+    sample = '{"time_us": %s, "pid": 11, "role": "trainer", "rss_bytes": %s}\n'
+    limit = '{"time_us": 1.0, "limit": "machine", "total_bytes": %s, "free_bytes": 1}\n'
+    wrong = [("Infinity", "1"), ("NaN", "1"), ("1.0", "Infinity"), ("1.0", "9" * 19), ("1.0", "7")]
+    lines = [*(sample % pair for pair in wrong), *(limit % size for size in ("9" * 30, "1e999", "5"))]
+    (spool / "host.jsonl").write_text("".join(lines))
+    ((_, tables),) = read_spool_folder(spool, Assembler(small_tables, {11: Manifest()}))
+    host, limits = tables[HostMemory], tables[HostLimits]
+    assert isinstance(host, HostMemory)
+    assert isinstance(limits, HostLimits)
+    assert host.rss_bytes.tolist() == [7]
+    assert limits.total_bytes.tolist() == [5]
 
 
 def test_a_spool_without_host_samples_is_read(spool: Path, small_tables: Tables) -> None:

@@ -47,7 +47,7 @@ def _summary(rank: Rank) -> Summary:
     step = trace.fullest_step()
     is_known = has_untouched_step(trace) or trace.manifest.backend.name == PREDICTED
     return dataclasses.replace(
-        summarise_step(step, trace.manifest),
+        summarise_step(step, trace.manifest, trace.earlier_stacks(step)),
         step_time_us=step.duration_us if is_known else math.nan,
         step_peaks=tuple(trace.step_peaks().values()),
         is_complete=trace.manifest.capture.is_complete,

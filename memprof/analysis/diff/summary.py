@@ -28,7 +28,7 @@ from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.prediction import input_shapes
 from memprof.replay.live import alive_at
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
-from memprof.trace.schema import NONE
+from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import has_untouched_step, require_whole_step
@@ -63,7 +63,7 @@ def summarise(trace: Trace) -> Summary:
     step = worst.fullest_step()
     if not len(step.ops):
         raise BadInputError(f"{trace.path}: step {step.number} contains no operators.")
-    made = summarise_step(step, worst.manifest)
+    made = summarise_step(step, worst.manifest, worst.earlier_stacks(step))
     backend, capture = worst.manifest.backend.name, worst.manifest.capture
     is_known = has_untouched_step(worst) or backend == PREDICTED
     return dataclasses.replace(
@@ -78,16 +78,17 @@ def summarise(trace: Trace) -> Summary:
     )
 
 
-def summarise_step(step: Step, manifest: Manifest | None = None) -> Summary:
+def summarise_step(step: Step, manifest: Manifest | None = None, earlier_stacks: Ints | None = None) -> Summary:
     """Summarizes one step, with its durations as recorded.
 
     Args:
         step: The step; it has operators.
         manifest: The manifest of its recording.
+        earlier_stacks: The step's ``Trace.earlier_stacks``; None where not known.
     """
     manifest = manifest or Manifest()
     sources, tree = find_sources(step.stacks), module_tree(step.modules)
-    own = with_own_categories(step, manifest.categories)
+    own = with_own_categories(step, manifest.categories, earlier_stacks)
     splits = Splits(own, sources, tree)
     moments = {PEAK: find_peak(step, sources)} | {one.phase: one for one in find_phase_peaks(step, sources)}
     parts = {op_id: splits.at(hold_at(own, op_id)) for op_id in {moment.op_id for moment in moments.values()}}

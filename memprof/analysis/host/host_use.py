@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -28,9 +28,8 @@ from memprof.units import format_bytes
 
 _FILES = "mapped files"
 _KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
-_FREED_PART = "freed, but kept by the C library"
-#: From this share on, freed memory is worth a row, and a sentence from these bytes on.
-_FREED, _FREED_BYTES = 0.1, 32 * 2**20
+#: From this share of the fullest and these bytes on, memory that was freed, but kept, is worth a sentence.
+_FREED, _FREED_BYTES = 0.2, 32 * 2**20
 #: Workers' memory of their own is worth a sentence from these bytes a worker on.
 _COPIED_BYTES = 64 * 2**20
 #: Bytes that a worker which forks from no trainer has after importing torch, and the share of its memory that is its
@@ -69,12 +68,17 @@ class HostLimit:
 
 
 class HostUse:
-    """The host memory of a job, from the samples of all its processes.
+    """The host memory of a job on one node, from the samples of all its processes there.
 
     Attributes:
         processes: Each process's maxima: trainers first, then workers, largest first.
         limits: Each limit at its closest.
+        node: Name of the node, "" where unknown.
+        others: Those of the job's other nodes, whose processes come last in this one's.
     """
+
+    node = ""
+    others: tuple[HostUse, ...] = ()
 
     def __init__(
         self, samples: HostMemory, limits: HostLimits, heaps: Mapping[int, HostHeap], recorded_us: float = -math.inf
@@ -96,16 +100,28 @@ class HostUse:
 
     @staticmethod
     def of(trace: Trace) -> HostUse:
-        """Reads the samples of all ranks of a trace."""
+        """Reads the samples of all ranks of a trace: those of the fullest node, with the others beside it."""
         ranks = [trace.rank_trace(rank) for rank in trace.ranks] if len(trace.ranks) > 1 else [trace]
+        nodes: dict[str, list[Trace]] = {}
+        for one in ranks:
+            nodes.setdefault(one.manifest.node, []).append(one)
+        fullest, *others = sorted(map(HostUse._of_node, nodes.values()), key=lambda use: -use.total_bytes)
+        fullest.others = tuple(others)
+        fullest.processes += tuple(process for use in others for process in use.processes)
+        return fullest
+
+    @staticmethod
+    def _of_node(ranks: Sequence[Trace]) -> HostUse:
         samples = HostMemory.joined([one.table(HostMemory) for one in ranks])
         limits = HostLimits.joined([one.table(HostLimits) for one in ranks])
         steps = Steps.joined([one.table(Steps) for one in ranks])
         ends = (steps.start_us + steps.duration_us)[steps.kind == "recorded"]
-        if is_light(trace):  # of which any step is recorded
+        if is_light(ranks[0]):  # of which any step is recorded
             ends = steps.start_us[:1]
         heaps = {one.manifest.pid: one.table(HostHeap) for one in ranks}
-        return HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
+        use = HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
+        use.node = ranks[0].manifest.node
+        return use
 
     @cached_property
     def _kinds(self) -> dict[str, Ints]:
@@ -164,6 +180,12 @@ class HostUse:
         return sum(part.bytes for part in self.fullest if part.name != _FILES)
 
     @property
+    def resident_bytes(self) -> int:
+        """Most resident bytes of all processes together, which count what these share once for each."""
+        sizes = self._samples.rss_bytes
+        return max((int(sizes[list(alive.values())].sum()) for alive in self._rounds()), default=0)
+
+    @property
     def limit(self) -> HostLimit | None:
         """The limit of which least was left, besides that of /dev/shm; None where none is known."""
         own = [one for one in self.limits if one.name != SHARED]
@@ -175,10 +197,15 @@ class HostUse:
             return ""
         parts = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in self.fullest)
         of = "" if self.limit is None else f" of {format_bytes(self.limit.total_bytes)} ({self.limit.name})"
-        return f"{format_bytes(self.total_bytes)}{of}: {parts}"
+        on = f" on {self.node}" if self.others else ""
+        return f"{format_bytes(self.total_bytes)}{of}{on}: {parts}"
 
     def warnings(self) -> Iterator[str]:
-        """Yields sentences on limits that were nearly reached, and on processes that grow."""
+        """Yields sentences on limits that were nearly reached, and on processes that grow, of each node."""
+        for use in (self, *self.others):
+            yield from (f"On {use.node}: {said}" if self.others else said for said in use._warnings())
+
+    def _warnings(self) -> Iterator[str]:
         for limit in self.limits:
             if limit.used_bytes >= _CLOSE * limit.total_bytes:
                 yield _describe_limit(limit)
@@ -191,7 +218,7 @@ class HostUse:
     def _describe_workers(self) -> str:
         """Returns that workers hold copies of their own, "" where they hold little."""
         at_once = self._fullest_rows if self.fullest else {}
-        workers = (one for one in self.processes if one.role == "worker" and one.pid in at_once)
+        workers = (one for one in summarise_processes(self._samples) if one.role == "worker" and one.pid in at_once)
         own = [one.maximum_private_bytes or 0 for one in workers]
         samples = self._samples.take((self._samples.role == "worker") & (self._samples.private_bytes > 0))
         # A worker by fork has the trainer's pages in common with it; one by spawn has what it imports for itself.
@@ -206,12 +233,13 @@ class HostUse:
         )
 
     def _describe_freed(self) -> str:
-        freed = sum(part.bytes for part in self.fullest if part.name == _FREED_PART)
-        if freed < max(_FREED_BYTES, 2 * _FREED * self.total_bytes):
+        # Heaps are sampled at the ends of steps: what was free then may be in use at the fullest moment, inside a step.
+        freed = sum(max(int(one.free_bytes[len(one) // 2 :].min()), 0) for one in self._heaps.values() if len(one))
+        if freed < max(_FREED_BYTES, _FREED * self.total_bytes):
             return ""
         return (
-            f"{format_bytes(freed)} of host memory was free, but kept by the C library's heap at the fullest moment; "
-            f"{RETURNS} return such memory."
+            f"At the ends of steps, at least {format_bytes(freed)} of host memory was free, but kept by the C "
+            f"library's heap; {RETURNS} return such memory."
         )
 
     @cached_property
@@ -241,26 +269,15 @@ class HostUse:
     def _parts(self, rows: list[int]) -> Iterator[HostPart]:
         roles = self._samples.role[rows].tolist()
         own = self._kinds["anonymous_bytes"][rows]
-        freed = np.minimum([self._freed_bytes(row) for row in rows], own)
-        if freed.sum() < _FREED * own.sum():
-            freed[:] = 0
         for role in sorted(set(roles), key=place_of):
-            sizes = (own - freed)[[one == role for one in roles]]
+            sizes = own[[one == role for one in roles]]
             if not sizes.sum():
                 continue
             name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
             yield HostPart(name, int(sizes.sum()))
         others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
-        sums = {_FREED_PART: int(freed.sum())} | {
-            name: int(self._kinds[column][rows].sum()) for name, column in others.items()
-        }
+        sums = {name: int(self._kinds[column][rows].sum()) for name, column in others.items()}
         yield from (HostPart(name, size) for name, size in sums.items() if size)
-
-    def _freed_bytes(self, row: int) -> int:
-        """Returns what the heap of a sample's process had free at the last sample of the heap before."""
-        heap = self._heaps.get(int(self._samples.pid[row]), HostHeap.empty())
-        place = int(np.searchsorted(heap.time_us, self._samples.time_us[row], side="right")) - 1
-        return max(int(heap.free_bytes[place]), 0) if place >= 0 else 0
 
 
 def _closest(limits: HostLimits) -> Iterator[HostLimit]:
@@ -274,4 +291,5 @@ def _describe_limit(limit: HostLimit) -> str:
     full = f"{format_bytes(limit.used_bytes)} of {format_bytes(limit.total_bytes)} in use"
     if limit.name == SHARED:
         return f"{SHARED} was nearly full, {full}: {SHARED_ADVICE}"
-    return f"The memory of the {limit.name} was nearly full, {full}: the kernel kills the largest process at its end."
+    end = "once it is used up, the kernel kills the largest process"
+    return f"The memory of the {limit.name} was nearly full, {full}: {end}."

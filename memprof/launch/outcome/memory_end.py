@@ -52,17 +52,16 @@ class KillerWatch:
         use = HostUse(*read_host(spool / "host.jsonl"), {})
         now = _kills(_PROC, _CGROUPS)
         has_killed = self.kills is not None and now is not None and now > self.kills
-        is_near = self.limit is not None and use.total_bytes >= _NEAR * self.limit.total_bytes
+        most = use.total_bytes or use.resident_bytes  # the kinds are unknown where the system reports none
+        is_near = self.limit is not None and most >= _NEAR * self.limit.total_bytes
         if not has_killed and not is_near:
             return ""
         of_limit = f" of the {format_bytes(self.limit.total_bytes)} it may have" if self.limit is not None else ""
         sure = "the kernel killed the job" if has_killed else "the kernel probably killed the job"
-        held = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in use.fullest)
+        parts = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in use.fullest)
+        held = f"; its processes held {format_bytes(most)}{of_limit} at most{parts and f': {parts}'}" if most else ""
         grown = "".join(f" {growth.describe()}" for growth in use.growth)
-        return (
-            f"{RAN_OUT} {sure} (SIGKILL); its processes held {format_bytes(use.total_bytes)}{of_limit} at most: "
-            f"{held}. Host memory ran out, not torch's allocator.{grown}"
-        )
+        return f"{RAN_OUT} {sure} (SIGKILL){held}. Host memory ran out, not torch's allocator.{grown}"
 
 
 def describe_unrecorded(spool: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.kinds import RANDOM_REFUSAL, KeptOperators, changes_in_place, kept_operators
@@ -162,6 +162,8 @@ def _region(
     statistics = [part for part in inside if isinstance(part, _NormBase) and part.track_running_stats]
     is_frozen = not any(parameter.requires_grad for parameter in root.parameters())
     was_assigned = deque([False, False], maxlen=2)
+    # torch ends a recompute early by an exception, which TorchScript's interpreter turns into an error of the job.
+    has_script = any(isinstance(part, torch.jit.ScriptModule) for part in inside)
 
     def kept() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return selective_contexts(keep) if keep else (nullcontext(), nullcontext())
@@ -209,7 +211,8 @@ def _region(
         buffers = _plain_buffers(inside)
         watched = [tensor for tensor in (*tensors, *buffers) if not tensor.is_inference()]
         versions = [tensor._version for tensor in watched]
-        result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
+        with set_checkpoint_early_stop(False) if has_script else nullcontext():
+            result = checkpoint(run, *tensors, use_reentrant=False, context_fn=contexts)
         # A running statistic is assigned in every call, and would be once more in backward; a cache when it is filled.
         after = _plain_buffers(inside)
         is_new = [one is not other and one.shape == other.shape for one, other in zip(buffers, after, strict=False)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from inspect import unwrap
+from inspect import getattr_static, unwrap
 from types import FunctionType
 from typing import Any
 
@@ -131,7 +131,7 @@ def _generators(values: list[Any], modules: Iterable[torch.nn.Module]) -> set[to
     """Returns the generators among arguments, attributes of modules, and globals that a forward names."""
     found = list(values)
     for module in modules:
-        forward = unwrap(type(module).forward)
+        forward = unwrap(getattr_static(type(module), "forward", None))  # scripted modules' descriptor raises
         found += vars(module).values()
         if isinstance(forward, FunctionType):
             found += map(forward.__globals__.get, forward.__code__.co_names)

@@ -15,7 +15,7 @@ from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.inventory import tensors_in
 from memprof.recorder.memory.live_objects import live_objects
-from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure
+from memprof.recorder.memory.out_of_memory import describe_failure, listen_to_allocator, place_of_failure, text_of
 from memprof.recorder.memory.tensor_memory import bytes_of
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.usages import state_of
@@ -79,7 +79,7 @@ class FailureLog:
 
     def note(self, error: BaseException) -> None:
         """Records that the operator logged last ran out of memory."""
-        self._last = (id(error), str(error))
+        self._last = (id(error), text_of(error))
         failure = describe_failure(error, self._take_limit())
         self._write_failure({"op": self._log.op_count - 1, "is_operator": True, **failure})
 
@@ -92,7 +92,7 @@ class FailureLog:
             last_op: Number of the last operator logged in it, -1 if there was none or the step was not recorded.
             is_open: The recording is open; else the record is appended to its file.
         """
-        if self._last != (id(error), str(error)):
+        if self._last != (id(error), text_of(error)):
             place = place_of_failure(error)
             failure = describe_failure(error, self._take_limit())
             record = {"op": last_op, "is_operator": False, "step": step, **failure, **place}

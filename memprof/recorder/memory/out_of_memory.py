@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +55,36 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is an out-of-memory error."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+    return isinstance(error, RuntimeError) and any(phrase in text_of(error) for phrase in _PHRASES)
 
 
 def find_out_of_memory(error: BaseException | None) -> BaseException | None:
     """Finds an out-of-memory error in the one that ended the job: itself, its cause, or its context."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if is_out_of_memory(error):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return None
+    return next(filter(is_out_of_memory, _chain(error)), None)
 
 
 def describe_full_sharing(error: BaseException | None) -> str:
-    """Returns that shared memory was full, where an error that ended the job says so; "" for any other."""
-    text = str(error)
-    if not any("shared memory" in text and phrase in text for phrase in _FULL):
-        return ""
-    return f"{RAN_OUT} {SHARED} was full: {SHARED_ADVICE}"
+    """Returns that shared memory was full, where what ended the job, its cause, or its context says so; else ""."""
+    texts = [text for text in map(text_of, _chain(error)) if "shared memory" in text]
+    is_full = any(phrase in text for text in texts for phrase in _FULL)
+    return f"{RAN_OUT} {SHARED} was full: {SHARED_ADVICE}" if is_full else ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error, its cause or context, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def text_of(error: BaseException) -> str:
+    """Returns an error's message; "" for types that never mean lack of memory: a message may be costly, or raise."""
+    with suppress(Exception):  # a type of the job's own may fail to print itself, which must not end the recording
+        if isinstance(error, (MemoryError, OSError, RuntimeError)):
+            return str(error)
+    return ""
 
 
 def listen_to_allocator() -> None:
@@ -101,7 +113,7 @@ def describe_failure(error: BaseException, limit: HostLimit | None) -> dict[str,
         error: The error raised.
         limit: The nearest limit on the process's memory, None if none is known.
     """
-    text = str(error)
+    text = text_of(error)
     device = _device(error, text)
     record: dict[str, Any] = {
         "time_ns": clock_ns(),

@@ -219,7 +219,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_host(path: Path) -> tuple[HostMemory, HostLimits]:
-    """Reads the parent's samples of processes and of limits; a line cut short by a kill is dropped."""
+    """Reads the parent's samples of processes and of limits; lines cut short by a kill or out of range are dropped."""
     samples: list[tuple[Any, ...]] = []
     limits: list[tuple[Any, ...]] = []
     names = [column.name for column in HostMemory.columns()]
@@ -227,15 +227,21 @@ def read_host(path: Path) -> tuple[HostMemory, HostLimits]:
         try:
             sample = json.loads(line)
             time_us = float(sample["time_us"])
+            _whole(time_us)  # neither infinite nor NaN
             if "limit" in sample:
-                total = int(sample["total_bytes"])
-                limits.append((time_us, str(sample["limit"]), total, total - int(sample["free_bytes"])))
+                total, free = int(sample["total_bytes"]), int(sample["free_bytes"])
+                limits.append((time_us, str(sample["limit"]), _whole(total), _whole(total - free)))
                 continue
-            sizes = [NONE if sample.get(name) is None else int(sample[name]) for name in names[4:]]
-            samples.append((time_us, int(sample["pid"]), str(sample["role"]), int(sample["rss_bytes"]), *sizes))
-        except (ValueError, KeyError, TypeError):
+            sizes = [NONE if sample.get(name) is None else _whole(sample[name]) for name in names[4:]]
+            samples.append((time_us, _whole(sample["pid"]), str(sample["role"]), _whole(sample["rss_bytes"]), *sizes))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return _of_rows(HostMemory, samples), _of_rows(HostLimits, limits)
+
+
+def _whole(value: Any) -> np.int64:
+    """Returns a number as a column of integers holds it; OverflowError for infinities and for more than 63 bits."""
+    return np.int64(int(value))
 
 
 def _of_rows(kind: type[_Rows], rows: list[tuple[Any, ...]]) -> _Rows:

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import pytest
 from werkzeug.serving import make_server
 
-from memprof.errors import BadInputError
+from memprof.errors import BadInputError, UsageError
 from memprof_dashboard.app import create_app
-from memprof_dashboard.serve import open_started
+from memprof_dashboard.serve import open_started, serve
 from memprof_dashboard.sources import Source, Workspace, open_sources
 from tests.dashboard.browser.conftest import Served, Shown
 
@@ -208,6 +208,27 @@ def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "x.memprof" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_app_that_cannot_be_made_ends_the_command(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised where the command waits; the server does not answer without an app for good."""
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError("no app")
+
+    monkeypatch.setattr("memprof_dashboard.app.create_app", fail)
+    with pytest.raises(ValueError, match="no app"):
+        serve([small_file], port=0, opens_browser=False, say=lambda _: None)
+
+
+def test_an_unknown_editor_is_refused_before_a_job_is_waited_for(tmp_path: Path) -> None:
+    """The spool of a job that runs, and has not trained yet."""
+    spool = tmp_path / "run.memprof.spool"
+    spool.mkdir()
+    launch = {"command": ["train.py"], "parent_pid": os.getpid(), "started_us": time.time() * 1e6}
+    (spool / "launch.json").write_text(json.dumps(launch))
+    with pytest.raises(UsageError, match="unknown editor 'typo'"):
+        serve([spool], editor="typo", port=0, opens_browser=False, say=pytest.fail)
 
 
 def test_a_recording_that_changed_is_read_again(small_file: Path) -> None:

@@ -155,6 +155,33 @@ def test_keys_zoom_without_the_server(look: Show, gpt: Served) -> None:
     assert_true_peak(shown, *ranges[-1])
 
 
+def test_home_shows_everything_from_the_first_operator(look: Show, gpt: Served) -> None:
+    """With the cursor on it, and the window beginning there, no zoom around the cursor would reach what is before."""
+    shown = look(gpt, f"first={FIRST}&end={END}&at={FIRST}")
+    shown.wait_drawn(FIRST, END)
+    shown.wait_cursor(FIRST)
+    shown.page.keyboard.press("Home")
+    shown.wait_drawn(0, 3072)
+
+
+def test_time_zooms_by_key_to_a_millionth(look: Show, gpt: Served) -> None:
+    """The range of times stays one that the server draws, however often plus is pressed."""
+    shown = look(gpt, "axis=time")
+    shown.wait_any_drawn()
+    shown.wait_idle()
+    ranges = shown.page.evaluate(
+        """() => Array.from({length: 40}, () => {
+          document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "+", bubbles: true}));
+          return document.querySelector("#timeline .js-plotly-plot").layout.xaxis.range;
+        })"""
+    )
+    clock = gpt.workspace.rank(0, -1).clock
+    assert clock is not None
+    assert ranges[-1] == ranges[-2]
+    assert 1e-6 <= (ranges[-1][1] - ranges[-1][0]) / (clock[-1] - clock[0]) < 1e-5
+    shown.wait_idle()
+
+
 def test_the_timeline_comes_first(show: Callable[..., Shown], gpt: Served) -> None:
     """A page that opens asks for its timeline before anything that can wait for it, and for its data once."""
     shown = show(gpt, is_drawn=False)
