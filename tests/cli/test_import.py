@@ -331,18 +331,19 @@ def test_parts_are_there_whole_or_not_at_all(
 def test_a_full_temporary_folder_is_said(
     capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where parts cannot wait for want of room, it is a full disk (exit code 1), and TMPDIR is named; not bad input."""
+    """A missing temporary folder is a wrong setting, one without room a full disk (exit code 1); TMPDIR is named."""
     monkeypatch.setattr("tempfile.tempdir", str(folder / "none"))
     err = run(capsys, "import", "snapshot.pickle", "--split", "1MiB", status=2)[1]
     assert "the temporary folder cannot be written: No such file or directory. Set TMPDIR" in err
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     write(folder / "long.pickle", long_history(3000))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
         err = run(capsys, "import", "long.pickle", "--split", "1MiB", status=1)[1]
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "the temporary folder cannot be written: the file size limit of this shell" in err
 
 
@@ -389,7 +390,7 @@ def test_nothing_hostile_is_split(folder: Path) -> None:
         b"(((",
         b"\x80\x04.",
         b"\x80\x04}(X\x00\x00\x00\x7f" + b"a" * 3_000_000,
-        b"\x80\x04}(\x8c\x0ddevice_traces" + b"]" * 100_000 + b"}(\x8c\x01aK\x01u" + b"a" * 100_000 + b"u.",
+        b"\x80\x04}(\x8c\x0ddevice_traces]](}(\x8c\x01a" + b"]" * 100_000 + b"a" * 99_999 + b"ueau.",
     ]
     for content in hostile:
         with pytest.raises(BadInputError):
