@@ -193,13 +193,13 @@ def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[Mappi
         The distinct descriptions, whose keys ``memprof import`` reads, and the index of each allocation's, shape
         ``(allocations,)``.
     """
-    notes: list[dict[str, str]] = [{}]
+    notes: list[Mapping[str, str]] = [{}]
     index = np.zeros(len(issued.storage_id), dtype=np.int64)
     for name, codes, texts in _parts(trace, issued):
         # What is told so far and this part are one number: of all parts at once, it could exceed 64 bits.
         found, index = np.unique(index * len(texts) + codes, return_inverse=True)
         rows = [divmod(one, len(texts)) for one in found.tolist()]
-        notes = [notes[told] | ({name: texts[code]} if texts[code] else {}) for told, code in rows]
+        notes = [{**notes[told], **({name: texts[code]} if texts[code] else {})} for told, code in rows]
     return notes, index.astype(np.int32)
 
 
