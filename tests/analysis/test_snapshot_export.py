@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
+from memprof.analysis.export.snapshot_export import describe_allocations
 from memprof.analysis.report.saved import PERMANENT
 from memprof.cli.main import main
 from memprof.errors import BadInputError
+from memprof.replay.allocator.events import ALLOCATE, Requests
 from memprof.replay.allocator.recorded_requests import requests_of_trace
+from memprof.replay.allocator.steps import StepRequests
 from memprof.trace.importers import import_file
+from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Modules, Ops, Saved, Storages
 from memprof.trace.store import Trace
 from tests.analysis.plain_snapshot import exported, plain_snapshot
@@ -127,6 +131,20 @@ def test_an_export_of_an_earlier_memprof_keeps_its_categories(tmp_path: Path) ->
     assert set(again.metadata) == {f"{name} aten.relu.default in layers.0" for name in set(again.category)}
 
 
+@pytest.mark.parametrize("text", ["input batch", "activation relu in the tower", "temporary"])
+def test_words_of_others_are_no_categories(text: str, tmp_path: Path) -> None:
+    """A job's own metadata that begins with a category's name leaves categories to the analysis, and stays metadata."""
+    data: Any = pickle.loads(exported(Trace.open(SAMPLES[0])))
+    for entry in data["device_traces"][0]:
+        entry["user_metadata"] = text
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(data, protocol=4))
+    ((_, tables),) = import_file(tmp_path / "s.pickle").ranks
+    found: Any = tables[Storages]
+    assert "profiler" not in found.category_source
+    assert len(set(found.category)) > 1
+    assert text in found.metadata
+
+
 def test_what_is_alive_at_the_end_is_in_it(trace: Trace) -> None:
     """Bytes asked for by the blocks in use are those of the storages that outlive the recording."""
     data: Any = pickle.loads(exported(trace))
@@ -198,6 +216,43 @@ def test_an_event_says_what_it_is_about() -> None:
     }
     assert made["frames"] == [{"filename": "train.py", "line": 7, "name": "step"}]
     assert [asked["action"], done["action"]] == ["free_requested", "free_completed"]
+
+
+def test_descriptions_of_a_large_model_are_right() -> None:
+    """Of tens of thousands of names, modules, operators and savers, there are more combinations than 64 bits count."""
+    count = 40_000
+    made = Ops.of(
+        op_id=np.arange(count),
+        name=[f"my.op{row}.default" for row in range(count)],
+        phase=["forward"] * count,
+        module_id=np.arange(count),
+        kind=["compute"] * count,
+    )
+    names = [f"layers.{row}" for row in range(count)]
+    tables = {
+        Ops: made,
+        Modules: Modules.of(module_id=np.arange(count), name=names, type=["Linear"] * count, parent_id=[NONE] * count),
+        Storages: Storages.of(
+            storage_id=np.arange(count),
+            category=["activation", "gradient"] * (count // 2),
+            name=[f"x{row}" for row in range(count)],
+            module_id=np.arange(count),
+        ),
+        Saved: Saved.of(storage_id=np.arange(count), forward_op_id=np.arange(count), module_id=np.arange(count)),
+    }
+    trace = Trace.of([(Manifest(), tables)], "large.memprof")
+    rows = np.arange(count)
+    requests = Requests.of(np.full(count, ALLOCATE), rows, rows + 1)
+    notes, index = describe_allocations(trace, StepRequests(requests, 0, rows, rows, rows, "cuda:0"))
+    for row in (0, 1, 777, count - 1):
+        assert notes[index[row]] == {
+            "category": ("activation", "gradient")[row % 2],
+            "name": f"x{row}",
+            "operator": f"my.op{row}.default",
+            "module": f"layers.{row} (Linear)",
+            "phase": "forward",
+            "saved for backward by": f"my.op{row}.default in layers.{row}",
+        }
 
 
 def test_a_recording_without_memory_is_refused() -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from memprof.analysis.allocator import imported_parts
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.allocator.imported_parts import import_parts
 from memprof.cli.main import main
-from memprof.errors import BadInputError
+from memprof.errors import BadInputError, UsageError
 from memprof.trace.importers import import_file
 from memprof.trace.importers.pickles import pickle_stream
 from memprof.trace.schema import AllocatorEvents, Memory, Stacks
 from memprof.trace.store import Trace
 from tests.trace.importers.test_kineto import job
 from tests.trace.importers.writing import (
+    BACKWARD,
     DATA,
     FORWARD,
     MIB,
@@ -281,13 +285,100 @@ def test_a_file_is_split_into_recordings(capsys: pytest.CaptureFixture[str], fol
     assert "too small" in run(capsys, "import", "snapshot.pickle", "--split", "7", status=2)[1]
     two = snapshot((), [entry("alloc", 0, MIB)], [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)])
     write(folder / "two.pickle", two)
-    assert "devices 0, 1: choose --only" in run(capsys, "import", "two.pickle", "--split", "1MiB", status=2)[1]
+    assert "such as 0 and 1: choose --only" in run(capsys, "import", "two.pickle", "--split", "1MiB", status=2)[1]
     (folder / "own.toml").write_text("[categories]\n'train' = 'ours'\n")
     run(capsys, "import", "two.pickle", "--split", "1MiB", "--only", "cuda:1", "--categories", "own.toml")
     manifest = Trace.open("two-1.memprof").manifest
     assert (manifest.rank, bool(manifest.categories)) == (1, True)
     for option in (("--rank", "3"), ("--json",)):
         assert "do not go with it" in run(capsys, "import", "two.pickle", "--split", "1MiB", *option, status=2)[1]
+    err = run(capsys, "import", "two.pickle", "--split", "1MiB", "--only", "host", status=2)[1]
+    assert "import --only host without it" in err
+
+
+def split(path: Path, content: object, size: int = 1 << 20) -> list[Any]:
+    """Splits a file of some bytes, or of a pickle of some content."""
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, 4))
+    return list(import_parts(path, size, None, lambda what, share: None))
+
+
+def test_remarks_on_parts_are_shown(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """That a job ran out of memory is said with the name of the part."""
+    write(folder / "full.pickle", snapshot((), [entry("alloc", 0, MIB, TRAIN), entry("oom", 9, MIB, TRAIN)]))
+    err = run(capsys, "import", "full.pickle", "--split", "1MiB")[1]
+    assert "full-1.memprof: device 0 ran out of memory: /job/train.py:9:main requested 1.00 MiB" in err
+
+
+def test_parts_are_there_whole_or_not_at_all(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are read from the last to the first: a bad entry in the first leaves none, and none is replaced."""
+    monkeypatch.setattr(pickle_stream, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(imported_parts, "LEAST_BYTES", 20_000)
+    content = long_history(400)
+    write(folder / "long.pickle", content)
+    run(capsys, "import", "long.pickle", "--split", "20KB")
+    before = {path.name: path.read_bytes() for path in folder.glob("long-*.memprof")}
+    assert len(before) > 2
+    content["device_traces"][0][3]["size"] = "many"
+    write(folder / "long.pickle", content)
+    err = run(capsys, "import", "long.pickle", "--split", "20KB", "-f", status=5)[1]
+    assert err.startswith("memprof: long.pickle: among the sizes of the history of device 0 is a text")
+    assert {path.name: path.read_bytes() for path in folder.glob("long-*")} == before
+    assert not list(folder.glob(".memprof-*"))
+
+
+def test_a_full_temporary_folder_is_said(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing temporary folder is a wrong setting, one without room a full disk (exit code 1); TMPDIR is named."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "none"))
+    err = run(capsys, "import", "snapshot.pickle", "--split", "1MiB", status=2)[1]
+    assert "the temporary folder cannot be written: No such file or directory. Set TMPDIR" in err
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    write(folder / "long.pickle", long_history(3000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        err = run(capsys, "import", "long.pickle", "--split", "1MiB", status=1)[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "the temporary folder cannot be written: the file size limit of this shell" in err
+
+
+def test_blocks_without_addresses_keep_their_stacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.0 writes no addresses of blocks, and their frames under ``history``: a part without any alloc is read."""
+    monkeypatch.setattr(pickle_stream, "_PIECE_BYTES", 1000)
+    held = [{"size": MIB, "state": "active_allocated", "history": [{"addr": 0, "real_size": MIB, "frames": FORWARD}]}]
+    memory = segment(0, block(MIB)) | {"blocks": held}
+    history = [entry("alloc", 9 * MIB, MIB, TRAIN), *freed(9 * MIB, MIB)] * 10
+    history += [entry("snapshot", 0, 0, BACKWARD, time_us=number) for number in range(200)]
+    found = split(folder / "old.pickle", snapshot([memory, segment(9 * MIB, block(MIB, "inactive"))], history), 2000)
+    assert len(found) > 2
+    assert not any("alloc" in one.devices[0]["actions"] for number, _, one in found if number > 2)
+    for _, _, imported in found:
+        ((_, tables),) = imported.ranks
+        assert any(text.startswith("/job/model.py:3") for text in tables[Stacks].frames)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        snapshot((), [entry("alloc", 0, MIB), {"action": "alloc", "addr": [], "size": 1}]),
+        snapshot([1], [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)]),
+        {**snapshot((), [entry("alloc", 0, MIB), entry("alloc", MIB, MIB)]), "segments": 7},
+        {**snapshot((), [entry("alloc", 0, MIB)]), 5: []},
+        snapshot((), [{"action": "alloc", "addr": 0, "size": 1, "frames": [[]] * 100_000}]),
+    ],
+    ids=["address", "segments", "no segments", "key", "list"],
+)
+def test_damaged_content_is_bad_input(capsys: pytest.CaptureFixture[str], folder: Path, content: Any) -> None:
+    """A value of another kind ends as bad input with the file's name, not as an internal error."""
+    (folder / "odd.pickle").write_bytes(pickle.dumps(content, 4))
+    err = run(capsys, "import", "odd.pickle", "--split", "1MiB", status=5)[1]
+    assert err.startswith("memprof: odd.pickle")
+    assert err.count("\n") == 1
 
 
 def test_nothing_hostile_is_split(folder: Path) -> None:
@@ -298,8 +389,42 @@ def test_nothing_hostile_is_split(folder: Path) -> None:
         b"\x80\x04}(r\xff\xff\xff\x7f.",
         b"(((",
         b"\x80\x04.",
+        b"\x80\x04}(X\x00\x00\x00\x7f" + b"a" * 3_000_000,
+        b"\x80\x04}(\x8c\x0ddevice_traces]](}(\x8c\x01a" + b"]" * 100_000 + b"a" * 99_999 + b"ueau.",
     ]
     for content in hostile:
-        (folder / "bad.pickle").write_bytes(content)
         with pytest.raises(BadInputError):
-            list(import_parts(folder / "bad.pickle", 1 << 20, None, lambda what, share: None))
+            split(folder / "bad.pickle", content)
+
+
+def test_hostile_files_take_no_quadratic_time_or_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal hashes, values before a history, and a long list that each entry refers to: each is refused or linear."""
+    numbers = b"".join(b"\x8a\x09" + (number * (2**61 - 1)).to_bytes(9, "little") + b"N" for number in range(9, 2000))
+    with pytest.raises(BadInputError):
+        split(folder / "bad.pickle", b"\x80\x04}(" + numbers + b"u.")
+    before = b"\x80\x04}(" + b"K\x01" * 500_000 + b"}\x94" * 300_000 + b"u."
+    with pytest.raises(BadInputError):
+        split(folder / "bad.pickle", before)
+    shared = [{"line": 1}] * 15_000
+    history = [{"action": "alloc", "addr": 0, "size": 1, "frames": shared} for _ in range(40_000)]
+    path = folder / "bad.pickle"
+    path.write_bytes(pickle.dumps(snapshot((), history), 4))
+    with path.open("rb") as file:
+        entries = [one for _, one in pickle_stream.PickleStream(file).entries()]
+    assert len({id(one["frames"]) for one in entries}) == 1
+    monkeypatch.setattr(pickle_stream, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(imported_parts, "LEAST_BYTES", 1000)
+    with pytest.raises(UsageError, match="16 times its bytes in parts: name a larger --split"):
+        split(path, path.read_bytes(), 1000)
+
+
+def test_no_entry_is_kept_once_it_is_handed_on(folder: Path) -> None:
+    """An entry is gone when the next is asked for, also of a list that is put together only at its end."""
+    one = b"}\x94(\x8c\x06action\x8c\x05alloc\x8c\x05alone]u"
+    (folder / "one.pickle").write_bytes(b"\x80\x04}(\x8c\x0ddevice_traces](](" + one * 3000 + b"eeu.")
+    with (folder / "one.pickle").open("rb") as file:
+        entries = pickle_stream.PickleStream(file).entries()
+        for _ in range(2900):
+            assert next(entries) == (0, {"action": "alloc", "alone": []})
+        alive = [each for each in gc.get_objects() if type(each) is dict and each.keys() == {"action", "alone"}]
+    assert len(alive) <= 1

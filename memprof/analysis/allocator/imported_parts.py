@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +14,9 @@ from memprof.analysis.allocator.imported_blocks import blocks_at_end, imported_b
 from memprof.errors import BadInputError, OutputError, UsageError
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING
 from memprof.replay.allocator.window import BlockMap, rewound
-from memprof.trace.importers.columns import ALLOC
-from memprof.trace.importers.device import DeviceHistory
+from memprof.trace.files.place import cannot_write
+from memprof.trace.importers.columns import ALLOC, block_frames, placed_blocks
+from memprof.trace.importers.device import HOST, HOST_NAME, DeviceHistory
 from memprof.trace.importers.importing import Imported, import_snapshot
 from memprof.trace.importers.pickles.pickle_stream import PickleStream
 from memprof.trace.importers.pickles.safe_pickle import RefusedError, load_plain
@@ -24,6 +26,8 @@ from memprof.trace.importers.snapshot import from_plain
 _STATES = {FREE: "inactive", ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
 #: A smaller part has hardly a step in it.
 LEAST_BYTES = 1 << 20
+#: Bytes of all parts, each with the stacks that it refers to, per byte of the file.
+_MOST_PER_BYTE = 16
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,40 @@ def import_parts(
         The number of each part, from 1 on, how many there are, and what ``import_file`` returns of it.
 
     Raises:
-        BadInputError: It is no such pickle, or is damaged.
-        UsageError: Several devices have a history and none is chosen, or the one chosen has none.
+        BadInputError: It is no such pickle, is damaged, or has no history of the device.
+        OutputError: The temporary folder cannot be written.
+        UsageError: Several devices have a history and none is chosen, the host is, or the parts are too small.
     """
-    with TemporaryDirectory(prefix="memprof-") as folder:
+    if device == HOST:
+        raise UsageError(f"--split takes the history of a device: import --only {HOST_NAME} without it.")
+    with _translated():
+        temporary = TemporaryDirectory(prefix="memprof-")
+    with temporary as folder:
         number, parts, content = _write_parts(path, Path(folder), size, device, on_progress)
         for place in range(len(parts) - 1, -1, -1):
             on_progress("importing", 1 - (place + 1) / len(parts))
-            entries = load_plain(parts[place].path.read_bytes())
-            content["device_traces"] = [[]] * number + [entries]
-            snapshot = from_plain(dict(content), lambda what, share: None, imported_block_sizes)
-            del entries, content["device_traces"]
+            try:
+                content["device_traces"] = [[]] * number + [load_plain(parts[place].path.read_bytes())]
+                snapshot = from_plain(dict(content), lambda what, share: None, imported_block_sizes)
+            except RefusedError as refusal:
+                raise BadInputError(f"{path} cannot be split: {refusal.reason}.") from None
+            except BadInputError as error:
+                raise BadInputError(f"{path}: {error}") from None
+            del content["device_traces"]
             (history,) = snapshot.devices
             if place:
                 stacks = _older_stacks(history, content["segments"]) | parts[place - 1].stacks
                 content["segments"] = _segments(history, snapshot.settings, stacks)
             yield place + 1, len(parts), import_snapshot(path, snapshot)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Converts what the system says of the temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write("the temporary folder", error, "Set TMPDIR to one with more room.") from None
 
 
 def _write_parts(
@@ -80,23 +102,20 @@ def _write_parts(
     entries: list[dict[str, Any]] = []
     alive: dict[int, Any] = {}
     seen: set[int] = set()
-    begun = 0
+    begun = written = 0
     try:
         with path.open("rb") as file:
             whole = max(path.stat().st_size, 1)
             stream = PickleStream(file)
 
             def end_part() -> None:
-                nonlocal begun
+                nonlocal begun, written
                 parts.append(Part(folder / f"{len(parts)}.pickle", dict(alive)))
-                try:
-                    with parts[-1].path.open("wb") as target:
-                        pickle.dump(entries, target, pickle.HIGHEST_PROTOCOL)
-                except OSError as error:
-                    raise OutputError(
-                        f"parts of {path} cannot be written to {folder.parent} ({error.strerror}): set TMPDIR to a "
-                        "folder with as much room as the file has bytes."
-                    ) from None
+                with _translated(), parts[-1].path.open("wb") as target:
+                    pickle.dump(entries, target, pickle.HIGHEST_PROTOCOL)
+                    written += target.tell()
+                if written > _MOST_PER_BYTE * (max(whole, stream.position) + LEAST_BYTES):
+                    raise UsageError(f"{path} takes {_MOST_PER_BYTE} times its bytes in parts: name a larger --split.")
                 entries.clear()
                 begun = stream.position
                 on_progress("splitting", begun / whole)
@@ -106,12 +125,13 @@ def _write_parts(
                     continue
                 seen.add(number)
                 if len(seen) > 1:
-                    raise UsageError(f"{path} has histories of devices {', '.join(map(str, seen))}: choose --only.")
+                    raise UsageError(f"{path} has several devices, such as {min(seen)} and {max(seen)}: choose --only.")
                 entries.append(entry)
+                address = entry["addr"] if type(entry.get("addr")) is int else 0  # refused when its part is read
                 if entry.get("action") == "alloc":
-                    alive[entry.get("addr", 0)] = entry.get("frames")
+                    alive[address] = entry.get("frames")
                 elif entry.get("action") in ("free", "free_completed"):
-                    alive.pop(entry.get("addr", 0), None)
+                    alive.pop(address, None)
                 if stream.position - begun >= size and whole - stream.position >= size // 2:
                     end_part()
             if entries:
@@ -120,22 +140,25 @@ def _write_parts(
         raise BadInputError(
             f"{path} cannot be split: {refusal.reason} (byte {refusal.position:,}). Only a pickle can, unpacked."
         ) from None
+    except RecursionError:
+        raise BadInputError(f"{path} cannot be split: its containers are nested too deeply.") from None
+    except OutputError:  # it is also an OSError
+        raise
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from None
     content = stream.content
     if not seen or not isinstance(content, dict):
         raise BadInputError(f"{path} has no history {'' if device is None else f'of device {device} '}to split.")
     (number,) = seen
-    segments = content.get("segments")
-    content["segments"] = [one for one in segments if one.get("device", 0) == number] if segments else []
+    if type(segments := content.setdefault("segments", [])) is list:
+        content["segments"] = [one for one in segments if type(one) is not dict or one.get("device", 0) == number]
     return number, parts, {key: one for key, one in content.items() if not key.startswith("host_")}
 
 
 def _older_stacks(history: DeviceHistory, segments: list[dict[str, Any]]) -> dict[int, Any]:
     """Returns the frames of the blocks that were there before a history and are after it, by address."""
     made = set(history.entries.address[history.entries.action == ALLOC].tolist())
-    blocks = (block for segment in segments for block in segment.get("blocks", ()))
-    return {one["address"]: one.get("frames") for one in blocks if one.get("address", next(iter(made), 0)) not in made}
+    return {address: block_frames(one) for address, _, one in placed_blocks(segments) if address not in made}
 
 
 def _segments(history: DeviceHistory, settings: str, stacks: dict[int, Any]) -> list[dict[str, Any]]:

@@ -193,17 +193,14 @@ def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[Mappi
         The distinct descriptions, whose keys ``memprof import`` reads, and the index of each allocation's, shape
         ``(allocations,)``.
     """
-    # Each part is coded as a number, and a description as one number of all its parts.
-    key, labels = np.zeros(len(issued.storage_id), dtype=np.int64), {}
+    notes: list[Mapping[str, str]] = [{}]
+    index = np.zeros(len(issued.storage_id), dtype=np.int64)
     for name, codes, texts in _parts(trace, issued):
-        key, labels[name] = key * len(texts) + codes, texts
-    found, index = np.unique(key, return_inverse=True)
-    notes: list[dict[str, str]] = [{} for _ in found]
-    for name, texts in reversed(labels.items()):
-        found, codes = np.divmod(found, len(texts))
-        for note, code in zip(notes, codes.tolist(), strict=True):
-            note.update({name: texts[code]} if texts[code] else {})
-    return [dict(reversed(note.items())) for note in notes], index.astype(np.int32)
+        # What is told so far and this part are one number: of all parts at once, it could exceed 64 bits.
+        found, index = np.unique(index * len(texts) + codes, return_inverse=True)
+        rows = [divmod(one, len(texts)) for one in found.tolist()]
+        notes = [{**notes[told], **({name: texts[code]} if texts[code] else {})} for told, code in rows]
+    return notes, index.astype(np.int32)
 
 
 def _parts(trace: Trace, issued: StepRequests) -> Iterator[tuple[str, Ints, list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +16,7 @@ import click
 from memprof.cli.options.shared_options import categories_option
 from memprof.errors import UsageError
 from memprof.harmless import notify
-from memprof.trace.files.place import check_output
+from memprof.trace.files.place import Place, check_output
 
 if TYPE_CHECKING:
     from memprof.analysis.table import Column, FactTable
@@ -136,24 +136,35 @@ def _import_parts(
     file: Path, target: Path, split: str, device: int | None, rules: tuple[str, ...], *, force: bool
 ) -> None:
     """Writes a recording of each part, each numbered before its suffix."""
+    from tempfile import TemporaryDirectory
+
     from memprof.analysis.allocator.imported_parts import LEAST_BYTES, import_parts
+    from memprof.trace.files.whole_file import translated
     from memprof.trace.store import write_trace
     from memprof.units import format_count, parse_bytes
 
     size = parse_bytes(split)
     if size < LEAST_BYTES:
         raise UsageError(f"--split {split} is too small: name at least 1MiB.")
-    paths: list[Path] = []
-    with _progress(file) as on_progress:
+    places: list[Place] = []
+    remarks: dict[str, Path] = {}
+    with _progress(file) as on_progress, ExitStack() as stack:
         for number, count, imported in import_parts(file, size, device, on_progress):
-            if not paths:  # all are checked before the first is written, which is the last part
+            if not places:  # all are checked before the first is written, which is the last part
                 names = (f"{target.stem}-{place + 1:0{len(str(count))}}{target.suffix}" for place in range(count))
-                paths = [target.with_name(name) for name in names]
-                for each in paths:
-                    check_output(each, force=force, option="-o")
+                places = [check_output(target.with_name(name), force=force, option="-o") for name in names]
+                with translated(target):
+                    waiting = Path(stack.enter_context(TemporaryDirectory(prefix=".memprof-", dir=target.parent)))
+            path = places[number - 1].path
             written = [(replace(manifest, categories=rules), tables) for manifest, tables in imported.ranks]
-            write_trace(paths[number - 1], written)
-    notify(f"wrote {format_count(len(paths), 'part')}; next: memprof report {shlex.quote(str(paths[0]))}")
+            write_trace(waiting / path.name, written)
+            remarks |= dict.fromkeys(imported.remarks, path)
+        for place in places:  # only now that every part is whole
+            with translated(place.path):
+                (waiting / place.path.name).replace(place.target)
+    for remark, path in reversed(remarks.items()):
+        notify(f"{path.name}: {remark}")
+    notify(f"wrote {format_count(len(places), 'part')}; next: memprof report {shlex.quote(str(places[0].path))}")
 
 
 def _stem(file: Path) -> str:

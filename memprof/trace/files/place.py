@@ -133,9 +133,9 @@ def refuse_protected(place: Place) -> None:
         )
 
 
-def cannot_write(path: str | os.PathLike[str], error: OSError) -> OutputError:
+def cannot_write(path: str | os.PathLike[str], error: OSError, advice: str = "Choose another place.") -> OutputError:
     """Returns the error for a destination that the system does not permit writing."""
-    reason, way_out = explain_write_error(error, "Choose another place.")
+    reason, way_out = explain_write_error(error, advice)
     kind = DiskFullError if error.errno in _DISK else OutputError
     return kind(f"{path} cannot be written: {reason}. {way_out}", reason)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -222,21 +222,14 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
         BadInputError: A value has the wrong type.
     """
     address, size, requested, is_pending, stack_of = [], [], [], [], []
-    for segment in raw:
-        blocks = segment.get("blocks", [])
-        check_dicts(blocks, "the blocks of a segment")
-        position = _whole(segment.get("address", 0))
-        for block in blocks:
-            length = _whole(block.get("size", 0))
-            position = _whole(block.get("address", position))
-            state = block.get("state")
-            if state in ("active_allocated", "active_pending_free", "active_awaiting_free"):
-                address.append(position)
-                size.append(length)
-                requested.append(_block_requested(block, length))
-                is_pending.append(state != "active_allocated")
-                stack_of.append(_block_stack(block, stacks))
-            position += length
+    for position, length, block in placed_blocks(raw):
+        state = block.get("state")
+        if state in ("active_allocated", "active_pending_free", "active_awaiting_free"):
+            address.append(position)
+            size.append(length)
+            requested.append(_block_requested(block, length))
+            is_pending.append(state != "active_allocated")
+            stack_of.append(_block_stack(block, stacks))
     return Blocks(
         address=whole_numbers(address, "the addresses of the blocks"),
         size=whole_numbers(size, "the sizes of the blocks", lowest=0),
@@ -244,6 +237,19 @@ def read_blocks(raw: Sequence[Any], stacks: StackTable) -> Blocks:
         is_pending=np.array(is_pending, dtype=np.bool_),
         stacks=stack_of,
     )
+
+
+def placed_blocks(raw: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yields each block of some segments after its address and size; raises as ``read_blocks``."""
+    for segment in raw:
+        blocks = segment.get("blocks", [])
+        check_dicts(blocks, "the blocks of a segment")
+        position = _whole(segment.get("address", 0))
+        for block in blocks:
+            length = _whole(block.get("size", 0))
+            position = _whole(block.get("address", position))
+            yield position, length, block
+            position += length
 
 
 def read_annotations(raw: Any, device: int | None) -> list[Annotation]:
@@ -371,8 +377,13 @@ def _block_requested(block: dict[str, Any], size: int) -> int:
     return _whole(history.get("real_size", size))
 
 
+def block_frames(block: dict[str, Any]) -> Any:
+    """Returns the frames of a block; before torch 2.1 they are in its history."""
+    return block["frames"] if "frames" in block else _first_history(block).get("frames")
+
+
 def _block_stack(block: dict[str, Any], stacks: StackTable) -> Stack:
-    frames = block["frames"] if "frames" in block else _first_history(block).get("frames")
+    frames = block_frames(block)
     stack = stacks.stack(frames) if frames else NO_STACK
     return stacks.with_forward(stack, block["forward_frames"]) if "forward_frames" in block else stack
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
@@ -21,6 +22,8 @@ _BETWEEN = "; "
 SAVED = "saved for backward by"
 #: Key of what becomes metadata of a storage.
 METADATA = ""
+#: What memprof 1.0 wrote of what an operator allocates: ``activation aten.relu.default in layers.0``.
+_MARK_1_0 = re.compile(r"\w+ aten\.\w+\.\w+(?: in \S+)?")
 
 
 def noted_of_lives(entries: Entries, blocks: Blocks, lives: Allocations) -> Texts:
@@ -73,6 +76,9 @@ def read_exported(entries: Entries) -> Mapping[str, Texts] | None:
     made = {entries.user_metadata[row] for row in np.flatnonzero(entries.action == ALLOC).tolist()}
     if not made or any(notes[text].get("category") not in CATEGORIES for text in made):
         return None
+    plain = [text for text in made if not text.startswith("{")]
+    if plain and not any(map(_MARK_1_0.fullmatch, plain)):
+        return None  # another's words, such as "input batch"
     for note in notes.values():
         note.update({METADATA: f"{SAVED} {note[SAVED]}"} if SAVED in note else {})
     of_entry = [notes[text] for text in entries.user_metadata]

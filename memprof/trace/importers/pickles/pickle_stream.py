@@ -14,12 +14,15 @@ from memprof.trace.importers.pickles.pickle_opcodes import DEEPEST, RefusedError
 _PIECE_BYTES = 1 << 20
 #: No opcode but a text with a length of 4 bytes is longer.
 _LONGEST = 300
+#: Bytes of a text, and elements of an entry's list, that no snapshot has: frames of a stack are some hundred.
+_MOST_TEXT_BYTES, _MOST_ELEMENTS = 1 << 24, 20_000
 
 
 @cache
 def _tokens() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     """Returns the expressions of one opcode whose length needs no arithmetic, with its argument, and of many."""
-    sized = [rf"\x8a\x{size:02x}.{{{size}}}" for size in range(10)]
+    # Longer ones, of which any number can have the same hash, are no address or size.
+    sized = [r"\x8a\x09.{8}\x00", *(rf"\x8a\x{size:02x}.{{{size}}}" for size in range(9))]
     texts = "|".join(rf"\x{size:02x}.{{{size}}}" for size in range(256))
     plain = r"h.|j.{4}|[\x94}\](ueas\x86N\x88\x89]|J.{4}|K.|M..|q.|r.{4}|G.{8}|\x95.{8}|\x80."
     one = "|".join([plain, *sized, rf"\x8c(?:{texts})"]).encode()
@@ -46,7 +49,7 @@ class PickleStream:
         self._outside: list[list[Any]] = []  # the stacks below open marks
         self._in_dict: list[bool] = []  # whether each mark is of a dict's items
         self._places: dict[int, int] = {}  # of lists in the memo
-        self._kept: dict[Any, Any] = {}  # texts by themselves, lists by what is in them
+        self._kept: dict[Any, Any] = {}  # texts by themselves, lists by their ids, and by those of what is in them
 
     def entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields the device and each entry of the histories.
@@ -55,9 +58,9 @@ class PickleStream:
             RefusedError: It holds anything else, nests too deeply, or is damaged.
         """
         token, tokens = _tokens()
-        data = b""
+        data, size = b"", 0
         try:
-            while piece := self._file.read(_PIECE_BYTES):
+            while piece := self._file.read(max(_PIECE_BYTES, size - len(data))):
                 data += piece
                 if not self.position and not self._stack and data[:1] != b"\x80":
                     raise RefusedError("it does not start as a pickle")
@@ -72,11 +75,14 @@ class PickleStream:
                     for one in token.findall(run[0]):
                         if self._apply(one):
                             yield self._entry()
+                            self._stack[-1] = None  # it was handed on, and is not put into its list
                     end = run.end()
                     if data[end : end + 1] == b".":
                         (self.content,) = self._stack
                         return
                     size = _text_bytes(data, end)
+                    if size > _MOST_TEXT_BYTES:
+                        raise RefusedError(f"it holds a text that claims {size:,} bytes", self.position + end)
                     if not size:
                         break
                 self.position += end
@@ -106,12 +112,13 @@ class PickleStream:
                 raise RefusedError(f"its containers are nested more than {DEEPEST} deep", self.position)
         elif code in b"us":  # SETITEMS, SETITEM
             items = self._taken(2 if code == 0x73 else 0)
+            if set(map(type, items[::2])) - {str}:
+                raise RefusedError("it holds a dict with keys that are no texts", self.position)
             self._stack[-1].update(zip(items[::2], items[1::2], strict=True))
-            return self._is_entry(self._stack[-1])
+            return self._is_in_history()
         elif code in b"ea":  # APPENDS, APPEND
             items = self._taken(1 if code == 0x61 else 0)
-            is_handed_on = bool(items) and self._is_entry(items[0])
-            self._stack[-1].extend([] if is_handed_on else items)
+            self._stack[-1].extend([one for one in items if one is not None] if self._is_in_history() else items)
         elif code in b"}]":
             stack.append({} if code == 0x7D else [])
         elif code == 0x8C:  # SHORT_BINUNICODE
@@ -135,10 +142,12 @@ class PickleStream:
             raise RefusedError(f"it names place {place:,} of its memo after {self.position:,} bytes", self.position)
         self._memo.extend([None] * (place + 1 - len(self._memo)))
         if type(value) is list:
+            if self._memo[self._places.get(id(value), place)] is value:
+                raise RefusedError("it keeps a list at two places of its memo", self.position)
             self._places[id(value)] = place
         if type(value) is str:
             value = self._stack[-1] = self._kept.setdefault(value, value)
-        self._memo[place] = None if self._is_entry(value) else value  # an entry is not referred to again
+        self._memo[place] = None if type(value) is dict and self._is_in_history() else value  # an entry is handed on
 
     def _taken(self, count: int) -> list[Any]:
         """Takes some values off the stack, or with 0 all since the last mark."""
@@ -150,22 +159,25 @@ class PickleStream:
         del self._stack[-count:]
         return items
 
-    def _is_entry(self, value: Any) -> bool:
-        """Returns whether the value, on top of the stack or just taken off it, is an entry of a history."""
-        if type(value) is not dict or sum(self._in_dict) != 1 or not self._in_dict[0]:
+    def _is_in_history(self) -> bool:
+        """Returns whether the value on top of the stack, or just taken off it, is in the dict's histories."""
+        if sum(self._in_dict) != 1 or not self._in_dict[0]:
             return False
         items = self._outside[1] if len(self._outside) > 1 else self._stack
-        return next((one for one in reversed(items) if type(one) is str), "") == "device_traces"
+        # Of lists with one element, the key, both lists and the entry are on the same stack.
+        return next((one for one in reversed(items[-4:]) if type(one) is str), "") == "device_traces"
 
     def _entry(self) -> tuple[int, dict[str, Any]]:
         """Returns the device and the entry on top of the stack; its frames are those kept of the same."""
         entry = self._stack[-1]
         for key, one in entry.items():
-            if type(one) is list:
-                content = tuple(map(id, one)) if key == "frames" else (key, *one)
-                entry[key] = self._kept.setdefault(content, one)
+            if type(one) is list and id(one) not in self._kept:
+                if len(one) > _MOST_ELEMENTS:
+                    raise RefusedError(f"it has a list of {len(one):,} in an entry", self.position)
+                entry[key] = kept = self._kept.setdefault(tuple(map(id, one)), one)
+                self._kept[id(kept)] = kept
                 if (place := self._places.pop(id(one), None)) is not None:
-                    self._memo[place] = entry[key]
+                    self._memo[place] = kept
         # A list of one element has no mark: then its history is on the same stack.
         is_alone = len(self._stack) > 1 and type(self._stack[-2]) is list
         lists = self._stack[:-1] if is_alone else self._outside[-1]
