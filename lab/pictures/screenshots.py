@@ -55,11 +55,16 @@ _TWO = (BIG, FITS)
 _PLAN = "plan=checkpoint%3Dlayers.*"
 SCREENSHOTS = (
     Screenshot("first", (BIG,), is_window=True),
-    *(Screenshot(tab, (BIG,), f"tab={tab}") for tab in PAGES if tab not in ("diff", "allocations", "ranks", "leaks")),
+    *(
+        Screenshot(tab, (BIG,), f"tab={tab}")
+        for tab in PAGES
+        if tab not in ("diff", "allocations", "ranks", "leaks", "host")
+    ),
     Screenshot("diff", _TWO, "tab=diff&other=1"),
     Screenshot("allocations", _TWO, "tab=allocations&other=1"),
     Screenshot("ranks", (RANKS,), "tab=ranks"),
     Screenshot("leaks", ("leak.memprof",), "tab=leaks"),
+    Screenshot("host", ("leak.memprof",), "tab=host"),
     Screenshot("line", (GPT,), "by=line&budget=60%25", is_window=True),
     Screenshot("stack", (GPT,), "by=stack", is_window=True),
     Screenshot("flame", (GPT,), "side=flame&by=stack", is_window=True),

@@ -66,6 +66,25 @@ def test_parts_are_those_of_the_fullest_moment() -> None:
     assert found.total_bytes == 400 * MIB
 
 
+def test_parts_over_time_sum_to_the_fullest() -> None:
+    """After each round of samples: each role's own while its processes live, and what is shared or mapped."""
+    one = samples(
+        (1, "trainer", lambda t: 100 + t), (2, "worker", lambda t: 50), (3, "worker", lambda t: 20), seconds=9
+    )
+    one = one.replace(file_bytes=np.where(one.pid == 1, 7 * MIB, 0), shared_bytes=np.where(one.pid == 3, 3 * MIB, 0))
+    one = one.replace(rss_bytes=np.where((one.pid == 2) & (one.time_us == 6e6), 0, one.rss_bytes))
+    found = use(one.take(((one.pid != 2) | (one.time_us <= 6e6)) & ((one.pid != 3) | (one.time_us >= 2e6))))
+    assert found.times_us.tolist() == [1e6 * t for t in range(9)]
+    assert {name: (sizes // MIB).tolist() for name, sizes in found.over_time.items()} == {
+        "trainer": [100 + t for t in range(9)],
+        "worker": [50, 50, 70, 70, 70, 70, 20, 20, 20],
+        "shared memory": [0, 0, *[3] * 7],
+        "mapped files": [7] * 9,
+    }
+    assert list(found.over_time) == ["trainer", "worker", "shared memory", "mapped files"]
+    assert found.total_bytes == 178 * MIB
+
+
 def test_ended_processes_count_no_longer() -> None:
     """A process that has ended is not added to those that come later."""
     one = samples((1, "trainer", lambda t: 100), (2, "worker", lambda t: 50), (3, "worker", lambda t: 50))

@@ -20,6 +20,7 @@ from memprof.replay.history import History
 from memprof.trace.schema import CATEGORIES, Ints
 from memprof.trace.store import Trace
 from memprof.units import parse_bytes
+from memprof_dashboard.figures.host import host_memory
 from memprof_dashboard.figures.shared import COLUMNS, draw
 from memprof_dashboard.figures.timeline import overview, timeline
 from memprof_dashboard.figures.timeline_marks import Marks
@@ -300,3 +301,34 @@ def test_legend_has_what_the_cursor_holds_and_the_hover_no_zeros(history: Histor
     ]
     (gradients,) = (line for line in figure.data if line.name == "gradients")
     assert list(gradients.hoverinfo) == ["none", "none", "all", "all", "all"]
+
+
+def test_host_memory_is_held_from_sample_to_sample() -> None:
+    """Areas sum to what was sampled and the last is held as well; mapped files are a line, a limit in reach one."""
+    parts = {"trainer": np.array([4, 6, 5]), "worker": np.array([0, 1, 3]), "mapped files": np.array([2, 2, 2])}
+    parts = {name: sizes * KIB for name, sizes in parts.items()}
+    marks = Marks(at=1.5, axis=(1.0, 1.6), device="control <b>group</b>", capacity_bytes=16 * KIB)
+    figure = host_memory(np.array([0.0, 1.0, 3.0]), parts, LIGHT, marks)
+    areas = [trace for trace in figure.data if trace.stackgroup]
+    assert np.sum([area.y for area in areas], axis=0).tolist() == [4, 7, 8, 8]
+    assert areas[0].x.tolist() == [0, 1, 3, 4.5]
+    assert {area.line.shape for area in areas} == {"hv"}
+    (line,) = [trace for trace in figure.data if trace.name == "mapped files"]
+    assert line.stackgroup is None
+    listed = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert listed == ["trainer  6.00 KiB", "workers  1.00 KiB", "mapped files  2.00 KiB"]  # at 1.5 s
+    assert [(one.x0, one.x1, one.y0) for one in figure.layout.shapes] == [(1.5, 1.5, 0), (0, 4.5, 16), (1, 1.6, 0)]
+    texts = [one.text for one in figure.layout.annotations]
+    assert texts == ["control &lt;b&gt;group&lt;/b&gt; 16.00 KiB", "peak 8.00 KiB"]
+    bare = host_memory(np.arange(3.0), parts, LIGHT, Marks())
+    assert [one.text for one in bare.layout.annotations] == ["peak 8.00 KiB"]
+    assert bare.data[1].name == "trainer  5.00 KiB"  # without a cursor, at the peak
+
+
+def test_host_memory_of_a_long_run_keeps_its_peak() -> None:
+    """Of more samples than columns, the fullest of each is drawn."""
+    sizes = np.full(50_000, KIB)
+    sizes[31_415] = 9 * KIB
+    area = host_memory(np.arange(50_000.0), {"trainer": sizes}, LIGHT, Marks()).data[0]
+    assert len(area.x) <= COLUMNS + 1
+    assert area.y.max() == 9

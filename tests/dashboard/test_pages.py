@@ -10,13 +10,21 @@ import pytest
 
 pytest.importorskip("dash")
 
+import numpy as np
 from dash import Dash, html
+from plotly.utils import PlotlyJSONEncoder
 
+from memprof.trace.manifest import Manifest
+from memprof.trace.schema import HostLimits, HostMemory, Ops
+from memprof.trace.store import Trace
 from memprof_dashboard.app import create_app
 from memprof_dashboard.guard import own_path
-from memprof_dashboard.pages import PAGES
-from memprof_dashboard.sources import Workspace, open_sources
+from memprof_dashboard.pages import PAGES, empty_pages
+from memprof_dashboard.pages.host import HostPage, _figure
+from memprof_dashboard.sources import Source, Workspace, open_sources
 from memprof_dashboard.state import View
+from tests.analysis.test_host_memory import samples as host_samples
+from tests.building import Tables
 
 TOKEN = "the-token-of-this-test"
 
@@ -86,3 +94,30 @@ def test_an_unknown_page_is_named_with_those_there_are(small_file: Path, name: s
 def test_the_default_page_exists() -> None:
     """What an address without a page opens."""
     assert View().tab in PAGES
+
+
+def test_host_memory_follows_the_cursor(small_tables: Tables) -> None:
+    """The legend of the curve is at the cursor's operator; the range is where operators ran; two samples make none."""
+    ops = small_tables[Ops]
+    tables = small_tables | {Ops: ops.replace(start_us=1e9 + 1e6 * np.arange(len(ops)))}
+
+    def opened(seconds: int, limit: int) -> Workspace:
+        samples = host_samples((7, "trainer", lambda t: 100 + t), (8, "worker", lambda t: 50), seconds=seconds)
+        samples = samples.replace(time_us=samples.time_us + 1e9 - 1e6)
+        limits = HostLimits.of(time_us=[1e9], name=["machine"], total_bytes=[limit], used_bytes=[limit // 2])
+        sampled = tables | {HostMemory: samples, HostLimits: limits}
+        trace = Trace.of([(Manifest(target="train.py", pid=7), sampled)], Path("run.memprof"))
+        return Workspace([Source(Path("run.memprof"), "run", trace)])
+
+    workspace = opened(6, 2**28)
+    assert "host" not in empty_pages(workspace, View())
+    shown = json.dumps(HostPage().layout(workspace, View()), cls=PlotlyJSONEncoder)
+    assert all(part in shown for part in ("trainer ", "105.00 MiB", "worker ", "50.00 MiB", "host-graph"))
+    figure = _figure(workspace, View(first=0, end=4, at=2), "light")
+    assert [trace.name for trace in figure.data[1::2]] == ["trainer  103.00 MiB", "workers  50.00 MiB"]
+    assert [(one.x0, one.x1) for one in figure.layout.shapes] == [(3, 3), (0, 6), (1, 4)]  # cursor, limit, range
+    far = _figure(opened(6, 2**40), View(first=0, end=4, at=2), "light")
+    assert [one.text for one in far.layout.annotations] == ["peak 155.00 MiB"]
+    workspace = opened(2, 2**28)
+    assert "too few samples" in empty_pages(workspace, View())["host"]
+    assert "host-graph" not in json.dumps(HostPage().layout(workspace, View()), cls=PlotlyJSONEncoder)

@@ -93,7 +93,7 @@ def shapes(marks: Marks, history: History, drawn: Drawn, unit_bytes: int, theme:
     first, end = marks.axis or (drawn.first, drawn.end)
     starts = _step_starts(history, drawn.first, drawn.end)
     steps = marks.place(starts[1:]).tolist()
-    return [*_lines(marks, first, end, unit_bytes, theme), *_step_lines(steps, theme)]
+    return [*limit_lines(marks, first, end, unit_bytes, theme), *_step_lines(steps, theme)]
 
 
 def labels(
@@ -111,19 +111,19 @@ def labels(
         theme: The page's colours.
     """
     first, end = marks.axis or (drawn.first, drawn.end)
-    peak = _peak(edges, history.total[drawn.op_ids], unit_bytes, theme)
+    peak = peak_label(edges, history.total[drawn.op_ids], unit_bytes, theme)
     is_right = any(one["x"] > (first + end) / 2 for one in peak)
     starts = _step_starts(history, drawn.first, drawn.end)
     return [
         *_step_names(history, starts, marks.place(starts).tolist(), theme),
         *_phase_names(history, drawn, edges),
-        *_line_names(marks, (first, "left") if is_right else (end, "right"), top, unit_bytes, theme),
+        *limit_names(marks, (first, "left") if is_right else (end, "right"), top, unit_bytes, theme),
         *peak,
         *(_overlaid_peak(line, (first + end) / 2, unit_bytes, theme) for line in marks.overlaid),
     ]
 
 
-def _lines(marks: Marks, first: float, end: float, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
+def limit_lines(marks: Marks, first: float, end: float, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:
     """Returns the shapes of cursor, budget and capacity, the cursor first."""
     shapes: list[dict[str, object]] = [cursor_line(marks.at, theme)]
     for size, dash in ((marks.budget_bytes, "dash"), (marks.capacity_bytes, "longdashdot")):
@@ -155,7 +155,7 @@ def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str
     return names
 
 
-def _line_names(
+def limit_names(
     marks: Marks, end: tuple[float, str], top: int, unit_bytes: int, theme: Theme
 ) -> list[dict[str, object]]:
     """Returns the labels of the budget and the device, at one end of their lines: the one away from the peak's label.
@@ -201,7 +201,8 @@ def _step_names(history: History, starts: Ints, places: Sequence[float], theme: 
     ]
 
 
-def _peak(edges: Places, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, Any]]:
+def peak_label(edges: Places, total: Ints, unit_bytes: int, theme: Theme) -> list[dict[str, Any]]:
+    """Returns the label of the highest of some bytes, shape ``(columns,)``, at its column's left edge."""
     if not len(total):
         return []
     place = int(total.argmax())

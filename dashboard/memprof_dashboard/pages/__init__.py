@@ -7,6 +7,7 @@ from memprof_dashboard.page import Page
 from memprof_dashboard.pages.allocations import AllocationsPage
 from memprof_dashboard.pages.blocks import BlocksPage
 from memprof_dashboard.pages.diff import DiffPage
+from memprof_dashboard.pages.host import HostPage, has_host_memory
 from memprof_dashboard.pages.leaks import LeaksPage
 from memprof_dashboard.pages.ranks import RanksPage
 from memprof_dashboard.pages.segments import SegmentsPage
@@ -23,6 +24,7 @@ PAGES: dict[str, Page] = {
     "diff": DiffPage(),
     "allocations": AllocationsPage(),
     "ranks": RanksPage(),
+    "host": HostPage(),
 }
 
 
@@ -43,4 +45,6 @@ def empty_pages(workspace: Workspace, view: View) -> dict[str, str]:
         reasons |= dict.fromkeys(("diff", "allocations"), "needs two recordings")
     if len(source.trace.ranks) < 2:
         reasons["ranks"] = "recorded one process"
+    if not has_host_memory(rank.trace):
+        reasons["host"] = "too few samples of host memory"
     return reasons

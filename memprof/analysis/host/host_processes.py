@@ -12,6 +12,9 @@ from memprof.units import format_bytes, format_count
 
 #: The display order of roles; any other comes last.
 ROLES = ("trainer", "worker", "child")
+#: The column of what is a process's own, and those of the rest. The kernel can drop most pages of mapped files.
+OWN, FILES = "anonymous_bytes", "mapped files"
+OTHERS = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", FILES: "file_bytes"}
 #: Growth is looked for after this share of a process's life, in at least this many samples, and told from these bytes
 #: and this share of what there was.
 _SETTLED, LEAST_SAMPLES, _GROWTH_BYTES, _GROWTH = 1 / 3, 6, 8 * 2**20, 0.05
@@ -97,6 +100,29 @@ def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
 def place_of(role: str) -> int:
     """Returns the place of a role in the display order."""
     return ROLES.index(role) if role in ROLES else len(ROLES)
+
+
+def divide_samples(samples: HostMemory) -> dict[str, Ints]:
+    """Returns the bytes of each kind of each sample, which are by time; by the names of the columns. Shapes (samples,).
+
+    Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
+    trainer's peak between two samples.
+    """
+    kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in (OWN, *OTHERS.values())}
+    for pid in np.unique(samples.pid).tolist():
+        rows = np.flatnonzero(samples.pid == pid)
+        one = samples.take(rows)
+        known = np.flatnonzero(one.anonymous_bytes != NONE)
+        if not len(known):
+            continue
+        last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
+        for name, sizes in kinds.items():
+            sizes[rows] = np.maximum(getattr(one, name)[last], 0) * (one.rss_bytes > 0)  # none once it has ended
+        changed = one.rss_bytes - one.rss_bytes[last]
+        if one.role[-1] == ROLES[0]:
+            changed += beyond_samples(one)
+        kinds[OWN][rows] = np.maximum(kinds[OWN][rows] + changed, 0)
+    return kinds
 
 
 def evenly(own: HostMemory) -> HostMemory:

@@ -6,28 +6,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 
 from memprof.analysis.host.host_processes import (
+    FILES,
+    OTHERS,
+    OWN,
     RETURNS,
-    ROLES,
     HostGrowth,
-    beyond_samples,
     describe_spike,
+    divide_samples,
     find_growth,
     place_of,
     summarise_processes,
 )
 from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
-from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.trace.schema import HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
-_FILES = "mapped files"
-_KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
 #: From this share of the fullest and these bytes on, memory that was freed, but kept, is worth a sentence.
 _FREED, _FREED_BYTES = 0.2, 32 * 2**20
 #: Workers' memory of their own is worth a sentence from these bytes a worker on.
@@ -73,6 +72,7 @@ class HostUse:
     Attributes:
         processes: Each process's maxima: trainers first, then workers, largest first.
         limits: Each limit at its closest.
+        times_us: When each round of samples was taken, in µs of Unix time, shape ``(rounds,)``.
         node: Name of the node, "" where unknown.
         others: Those of the job's other nodes, whose processes come last in this one's.
     """
@@ -95,6 +95,8 @@ class HostUse:
         self._recorded_us = recorded_us
         self._samples = samples.take(np.argsort(samples.time_us, kind="stable"))
         self._heaps = heaps
+        self._kinds = divide_samples(self._samples)
+        self.times_us = self._samples.time_us[self._ends]
         self.processes = summarise_processes(self._samples)
         self.limits = tuple(_closest(limits))
 
@@ -124,66 +126,72 @@ class HostUse:
         return use
 
     @cached_property
-    def _kinds(self) -> dict[str, Ints]:
-        """Bytes of each kind of each sample's process, by the names of the columns. Shape (samples,).
-
-        Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
-        trainer's peak between two samples.
-        """
-        samples = self._samples
-        kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in _KINDS}
-        for pid in np.unique(samples.pid).tolist():
-            rows = np.flatnonzero(samples.pid == pid)
-            one = samples.take(rows)
-            known = np.flatnonzero(one.anonymous_bytes != NONE)
-            if not len(known):
-                continue
-            last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
-            for name in _KINDS:
-                kinds[name][rows] = np.maximum(getattr(one, name)[last], 0)
-            changed = one.rss_bytes - one.rss_bytes[last]
-            if one.role[-1] == ROLES[0]:
-                changed += beyond_samples(one)
-            kinds["anonymous_bytes"][rows] = np.maximum(kinds["anonymous_bytes"][rows] + changed, 0)
-        return kinds
-
-    @cached_property
     def fullest(self) -> tuple[HostPart, ...]:
         """The parts when most was in use that the kernel cannot drop; none where the system reports no kinds.
 
         Files that are mapped come last: most of their pages can be dropped and read again.
         """
-        return tuple(self._parts(list(self._fullest_rows.values()))) if self._totals.any() else ()
+        found, rows = [], self._fullest_rows.values() if self._totals.any() else ()
+        for name, sizes in self.over_time.items() if rows else ():
+            own = [int(self._kinds[OWN][row]) for row in rows if self._samples.role[row] == name]
+            said = f"{len(own)} {name}s (largest {format_bytes(max(own))})" if len(own) > 1 else name
+            found.append(HostPart(said, int(sizes[self._totals.argmax()])))
+        return tuple(part for part in found if part.bytes)
+
+    @cached_property
+    def over_time(self) -> dict[str, Ints]:
+        """Bytes after each round of samples: each role's own, then what is not one process's. Shapes ``(rounds,)``."""
+        found: dict[str, Ints] = {}
+        for span, rows in self._lives.values():
+            for name, column in ((str(self._samples.role[rows[-1]]), OWN), *OTHERS.items()):
+                sizes = found.setdefault(name, np.zeros(len(self._ends), dtype=np.int64))
+                sizes[span] += self._kinds[column][rows]
+        return {name: sizes for name, sizes in sorted(found.items(), key=lambda one: place_of(one[0])) if sizes.any()}
 
     @cached_property
     def _totals(self) -> Ints:
-        """Bytes in use by all processes after each round of samples, without mapped files. Shape (rounds,)."""
-        kinds = self._kinds
-        sizes = (kinds["anonymous_bytes"] + kinds["shared_bytes"] + kinds["swapped_bytes"]).tolist()
-        return np.array([sum(sizes[row] for row in alive.values()) for alive in self._rounds()], dtype=np.int64)
+        """Bytes in use by all processes after each round of samples, without mapped files. Shape ``(rounds,)``."""
+        none = np.zeros(len(self._ends), dtype=np.int64)
+        return sum((sizes for name, sizes in self.over_time.items() if name != FILES), none)
 
     @cached_property
     def _ends(self) -> Ints:
-        """The last sample of each round; those of a round have one time. Shape (rounds,)."""
+        """The last sample of each round; those of a round have one time. Shape ``(rounds,)``."""
         times = self._samples.time_us
-        return np.flatnonzero(np.append(times[1:] > times[:-1], True))
+        return np.flatnonzero(np.append(times[1:] > times[:-1], len(times) > 0))
+
+    @cached_property
+    def _lives(self) -> dict[int, tuple[slice, Ints]]:
+        """The rounds in which each process is alive, and its latest sample in each of them, by its id."""
+        found = {}
+        for pid in np.unique(self._samples.pid).tolist():
+            rows = np.flatnonzero(self._samples.pid == pid)
+            rounds = np.searchsorted(self._ends, rows)
+            has_ended = not self._samples.rss_bytes[rows[-1]]
+            span = slice(int(rounds[0]), int(rounds[-1]) if has_ended else len(self._ends))
+            if span.start < span.stop:
+                found[pid] = span, rows[np.searchsorted(rows, self._ends[span], side="right") - 1]
+        return found
 
     @cached_property
     def _fullest_rows(self) -> dict[int, int]:
         """The last row of each process when most was in use, by its id."""
         place = int(np.argmax(self._totals))
-        return dict(next(islice(self._rounds(), place, None)))
+        lives = self._lives.items()
+        return {pid: int(rows[place - span.start]) for pid, (span, rows) in lives if span.start <= place < span.stop}
 
     @property
     def total_bytes(self) -> int:
         """Bytes in use at the fullest, without mapped files."""
-        return sum(part.bytes for part in self.fullest if part.name != _FILES)
+        return sum(part.bytes for part in self.fullest if part.name != FILES)
 
     @property
     def resident_bytes(self) -> int:
         """Most resident bytes of all processes together, which count what these share once for each."""
-        sizes = self._samples.rss_bytes
-        return max((int(sizes[list(alive.values())].sum()) for alive in self._rounds()), default=0)
+        totals = np.zeros(len(self._ends), dtype=np.int64)
+        for span, rows in self._lives.values():
+            totals[span] += self._samples.rss_bytes[rows]
+        return int(totals.max(initial=0))
 
     @property
     def limit(self) -> HostLimit | None:
@@ -253,31 +261,6 @@ class HostUse:
     def _over_us(self) -> float:
         """When the last heap was sampled, so when the last step ended."""
         return max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
-
-    def _rounds(self) -> Iterator[dict[int, int]]:
-        """Yields the last row of each process that is alive, by its id, after every round of samples."""
-        samples = self._samples
-        ends = set(self._ends.tolist())
-        alive: dict[int, int] = {}
-        for row, (pid, resident) in enumerate(zip(samples.pid.tolist(), samples.rss_bytes.tolist(), strict=True)):
-            alive[pid] = row
-            if not resident:  # it has ended
-                del alive[pid]
-            if row in ends:
-                yield alive
-
-    def _parts(self, rows: list[int]) -> Iterator[HostPart]:
-        roles = self._samples.role[rows].tolist()
-        own = self._kinds["anonymous_bytes"][rows]
-        for role in sorted(set(roles), key=place_of):
-            sizes = own[[one == role for one in roles]]
-            if not sizes.sum():
-                continue
-            name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
-            yield HostPart(name, int(sizes.sum()))
-        others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
-        sums = {name: int(self._kinds[column][rows].sum()) for name, column in others.items()}
-        yield from (HostPart(name, size) for name, size in sums.items() if size)
 
 
 def _closest(limits: HostLimits) -> Iterator[HostLimit]:
