@@ -69,11 +69,18 @@ class HostGrowth:
 
     def describe(self) -> str:
         """Returns a sentence."""
-        who, each = (f"the {self.role}", "") if self.processes == 1 else (f"{self.processes} {self.role}s", ", each")
+        who, each = (
+            (f"the {self.role}", "") if self.processes == 1 else (f"{self.processes} {plural(self.role)}", ", each")
+        )
         grown = self.last_bytes - self.first_bytes
         rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
         span = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
         return f"Host memory of {who} grows{each} {span}{self.cause and f': {self.cause}'}."
+
+
+def plural(role: str) -> str:
+    """Returns the word for several processes of a role."""
+    return "child processes" if role == "child" else f"{role}s"
 
 
 def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:

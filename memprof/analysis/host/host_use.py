@@ -19,6 +19,7 @@ from memprof.analysis.host.host_processes import (
     divide_samples,
     find_growth,
     place_of,
+    plural,
     summarise_processes,
 )
 from memprof.analysis.report.whole_run import is_light
@@ -134,7 +135,7 @@ class HostUse:
         found, rows = [], self._fullest_rows.values() if self._totals.any() else ()
         for name, sizes in self.over_time.items() if rows else ():
             own = [int(self._kinds[OWN][row]) for row in rows if self._samples.role[row] == name]
-            said = f"{len(own)} {name}s (largest {format_bytes(max(own))})" if len(own) > 1 else name
+            said = f"{len(own)} {plural(name)} (largest {format_bytes(max(own))})" if len(own) > 1 else name
             found.append(HostPart(said, int(sizes[self._totals.argmax()])))
         return tuple(part for part in found if part.bytes)
 
