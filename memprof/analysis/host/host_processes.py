@@ -66,7 +66,8 @@ class HostGrowth:
 
     def describe(self) -> str:
         """Returns a sentence."""
-        who, each = (f"the {self.role}", "") if self.processes == 1 else (f"{self.processes} {self.role}s", ", each")
+        several = format_count(self.processes, self.role, "children" * (self.role == "child"))
+        who, each = (f"the {self.role}", "") if self.processes == 1 else (several, ", each")
         grown = self.last_bytes - self.first_bytes
         rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
         span = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
@@ -107,11 +108,12 @@ def evenly(own: HostMemory) -> HostMemory:
 
 
 def beyond_samples(own: HostMemory) -> Ints:
-    """Returns the bytes that a process had beyond each sample's, between it and the one before. Shape (samples,)."""
+    """Returns the bytes of no file that a process had beyond each sample's, since the one before. Shape (samples,)."""
     most = np.maximum(own.peak_rss_bytes, own.rss_bytes)
     before = np.maximum.accumulate(np.append(most[:1], most[:-1]))
-    beyond: Ints = np.where(most > before, most - own.rss_bytes, 0)
-    return beyond
+    files = np.where(own.heap_bytes == NONE, 0, own.rss_bytes - own.heap_bytes)
+    dropped = np.maximum.accumulate(files) - files  # a peak may be of these
+    return np.where(most > before, np.maximum(most - own.rss_bytes - dropped, 0), 0)
 
 
 def describe_spike(samples: HostMemory, from_us: float, to_us: float) -> str:
@@ -203,5 +205,18 @@ def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
     if blocks * _BLOCK_BYTES >= grown / 4:
         return format_count(blocks, "more Python object")
     if used >= grown / 2:
-        return "on the heap of the C library (tensors, numpy arrays, or C code)"
+        return f"on the heap of the C library ({_held(heap, from_us, to_us)})"
     return "outside the C library's heap (mapped by a library, or small objects of Python)"
+
+
+def _held(heap: HostHeap, from_us: float, to_us: float) -> str:
+    """Returns what the used bytes of a heap are that have grown, by the bytes that Python's tensors and arrays have."""
+    counted = heap.take((heap.held_bytes != NONE) & (heap.used_bytes != NONE) & (heap.time_us <= to_us))
+    counted = counted.take(np.s_[max(0, np.searchsorted(counted.time_us, from_us, side="right") - 1) :])
+    if len(counted) > 1:  # the first of them may have been before
+        held, used = (int(column[-1] - column[0]) for column in (counted.held_bytes, counted.used_bytes))
+        if 2 * held >= used > 0:
+            return "tensors or numpy arrays that Python holds"
+        if used > 0 and 4 * held <= used:
+            return "C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew"
+    return "tensors, numpy arrays, or C code"

@@ -24,7 +24,7 @@ from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
 from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_count
 
 _FILES = "mapped files"
 _KINDS = ("anonymous_bytes", "shared_bytes", "swapped_bytes", "file_bytes")
@@ -127,8 +127,8 @@ class HostUse:
     def _kinds(self) -> dict[str, Ints]:
         """Bytes of each kind of each sample's process, by the names of the columns. Shape (samples,).
 
-        Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
-        trainer's peak between two samples.
+        Between two divisions into kinds, only memory of no file changes, and a trainer's peak between two samples is of
+        it; where the system does not tell it, all resident bytes are.
         """
         samples = self._samples
         kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in _KINDS}
@@ -141,7 +141,8 @@ class HostUse:
             last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
             for name in _KINDS:
                 kinds[name][rows] = np.maximum(getattr(one, name)[last], 0)
-            changed = one.rss_bytes - one.rss_bytes[last]
+            sizes = np.where(one.heap_bytes == NONE, one.rss_bytes, one.heap_bytes)
+            changed = sizes - sizes[last]
             if one.role[-1] == ROLES[0]:
                 changed += beyond_samples(one)
             kinds["anonymous_bytes"][rows] = np.maximum(kinds["anonymous_bytes"][rows] + changed, 0)
@@ -251,8 +252,9 @@ class HostUse:
 
     @cached_property
     def _over_us(self) -> float:
-        """When the last heap was sampled, so when the last step ended."""
-        return max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
+        """When the last heap was sampled without a count of tensors, as at the job's end: when the last step ended."""
+        ends = [heap.time_us[heap.held_bytes == NONE] for heap in self._heaps.values()]
+        return max((float(times[-1]) for times in ends if len(times)), default=math.inf)
 
     def _rounds(self) -> Iterator[dict[int, int]]:
         """Yields the last row of each process that is alive, by its id, after every round of samples."""
@@ -267,13 +269,15 @@ class HostUse:
                 yield alive
 
     def _parts(self, rows: list[int]) -> Iterator[HostPart]:
-        roles = self._samples.role[rows].tolist()
+        latest = dict(zip(self._samples.pid.tolist(), self._samples.role.tolist(), strict=True))
+        roles = [latest[pid] for pid in self._samples.pid[rows].tolist()]
         own = self._kinds["anonymous_bytes"][rows]
         for role in sorted(set(roles), key=place_of):
             sizes = own[[one == role for one in roles]]
             if not sizes.sum():
                 continue
-            name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
+            many = format_count(len(sizes), role, "children" * (role == "child"))
+            name = role if len(sizes) == 1 else f"{many} (largest {format_bytes(int(sizes.max()))})"
             yield HostPart(name, int(sizes.sum()))
         others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
         sums = {name: int(self._kinds[column][rows].sum()) for name, column in others.items()}
