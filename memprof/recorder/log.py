@@ -137,17 +137,20 @@ class RawLog:
             return
         self.rss.extend((clock_ns(), self.op_count, pages * _PAGE_BYTES))
 
-    def sample_heap(self) -> bool:
+    def sample_heap(self, held_bytes: int = -1) -> bool:
         """Logs the sizes of the process's heaps if due: twice a second, and ever more rarely over a run.
+
+        Args:
+            held_bytes: Bytes of tensors and arrays in main memory, with which the sizes are logged in any case.
 
         Returns:
             Whether they were logged.
         """
         now = clock_ns()
-        if now < self._next_heap_ns:
+        if held_bytes < 0 and now < self._next_heap_ns:
             return False
         self._next_heap_ns = now + max(_HEAP_NS, (now - self._began_ns) // _HEAP_SAMPLES)
-        self.heap.extend((now, *heap_sizes(), sys.getallocatedblocks()))
+        self.heap.extend((now, *heap_sizes(), sys.getallocatedblocks(), held_bytes))
         return True
 
     def add_fact(

@@ -398,6 +398,7 @@ class HostHeap(Table):
     used_bytes: Ints = _id("in use in the heap of the C library, with torch's tensors; null for others than glibc's")
     free_bytes: Ints = _id("freed, but kept by that heap; null for others than glibc's")
     python_blocks: Ints = _int("small objects of Python")
+    held_bytes: Ints = _id("of tensors in main memory and of numpy arrays in containers; null where not counted then")
 
 
 @dataclass(frozen=True, eq=False)

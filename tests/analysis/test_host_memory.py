@@ -93,6 +93,14 @@ def test_ended_processes_count_no_longer() -> None:
     assert use(one).total_bytes == 150 * MIB
 
 
+def test_workers_have_the_role_that_is_found_later() -> None:
+    """A process is a child until it is looked at again: its samples before are a worker's, too."""
+    one = samples((1, "trainer", lambda t: 100), *((pid, "child", lambda t: 60 - t // 30) for pid in (2, 3)))
+    assert use(one).fullest[1].name == "2 child processes (largest 60.00 MiB)"
+    one = one.replace(role=np.where((one.pid > 1) & (one.time_us >= 40e6), "worker", one.role))
+    assert use(one).fullest[1].name == "2 workers (largest 60.00 MiB)"
+
+
 def test_a_peak_between_samples_counts() -> None:
     """Bytes that a trainer had between two samples, as the kernel's mark shows, are counted."""
     one = samples((1, "trainer", lambda t: 100))
@@ -103,6 +111,17 @@ def test_a_peak_between_samples_counts() -> None:
     assert said.startswith(
         "Host memory of the trainer rose to 260.00 MiB for a moment, 40 s after the start, from 100.00 MiB usually"
     )
+
+
+def test_mapped_files_that_fill_are_no_memory_of_the_trainer() -> None:
+    """Pages of mapped files that come between two divisions into kinds, and go again, are not the trainer's."""
+    one = samples((1, "trainer", lambda t: 100 + 5 * t * (t < 55)))
+    none = np.where(one.time_us % 10e6 > 0, NONE, 100 * MIB)
+    zeros, fixed = np.zeros(len(one), dtype=np.int64), np.full(len(one), 100 * MIB)
+    marks = np.where(one.time_us == 59e6, 372 * MIB, NONE)
+    found = use(one.replace(heap_bytes=fixed, anonymous_bytes=none, file_bytes=zeros, peak_rss_bytes=marks))
+    assert found.describe() == "102.00 MiB: trainer 102.00 MiB"
+    assert list(found.warnings()) == []
 
 
 @pytest.mark.parametrize(
@@ -122,6 +141,25 @@ def test_growth_of_a_trainer_has_its_cause(used: int, free: int, blocks: int, ca
     assert said.startswith("Host memory of the trainer grows from ")
     assert "2.00 MiB a second: " in said
     assert cause in said
+
+
+@pytest.mark.parametrize(
+    ("counted_at", "share", "cause"),
+    [
+        ((10, 40), 0.9, "(tensors or numpy arrays that Python holds)"),
+        ((20, 30, 50), 0.0, "(C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew)"),
+        ((20, 50), 0.4, "(tensors, numpy arrays, or C code)"),  # some of each
+        ((40,), 0.9, "(tensors, numpy arrays, or C code)"),  # counted once
+        ((10, 59), 0.0, "(tensors, numpy arrays, or C code)"),  # at the end variables are gone
+    ],
+)
+def test_growth_on_the_heap_is_told_by_counted_tensors(counted_at: tuple[int, ...], share: float, cause: str) -> None:
+    """Where tensors and arrays were counted twice meanwhile, they are told from C code by what they grew."""
+    sizes = heap([2 * t for t in range(60)], [0] * 60, [0] * 60)
+    is_counted = np.isin(np.arange(60), counted_at)
+    sizes = sizes.replace(held_bytes=np.where(is_counted, (share * sizes.used_bytes).astype(np.int64), NONE))
+    (said,) = use(samples((1, "trainer", lambda t: 100 + 2 * t)), heaps={1: sizes}).warnings()
+    assert said.endswith(f"on the heap of the C library {cause}.")
 
 
 def test_workers_that_grow_are_one_sentence() -> None:

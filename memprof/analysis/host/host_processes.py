@@ -112,8 +112,8 @@ def place_of(role: str) -> int:
 def divide_samples(samples: HostMemory) -> dict[str, Ints]:
     """Returns the bytes of each kind of each sample, which are by time; by the names of the columns. Shapes (samples,).
 
-    Between two divisions into kinds, a change of the resident bytes counts as memory of no file, and so does a
-    trainer's peak between two samples.
+    Between two divisions into kinds, only memory of no file changes, and a trainer's peak between two samples is of it;
+    where the system does not tell it, all resident bytes are.
     """
     kinds = {name: np.zeros(len(samples), dtype=np.int64) for name in (OWN, *OTHERS.values())}
     for pid in np.unique(samples.pid).tolist():
@@ -125,7 +125,8 @@ def divide_samples(samples: HostMemory) -> dict[str, Ints]:
         last = known[np.maximum(np.searchsorted(known, np.arange(len(rows)), side="right") - 1, 0)]
         for name, sizes in kinds.items():
             sizes[rows] = np.maximum(getattr(one, name)[last], 0) * (one.rss_bytes > 0)  # none once it has ended
-        changed = one.rss_bytes - one.rss_bytes[last]
+        own = np.where(one.heap_bytes == NONE, one.rss_bytes, one.heap_bytes)
+        changed = own - own[last]
         if one.role[-1] == ROLES[0]:
             changed += beyond_samples(one)
         kinds[OWN][rows] = np.maximum(kinds[OWN][rows] + changed, 0)
@@ -140,11 +141,12 @@ def evenly(own: HostMemory) -> HostMemory:
 
 
 def beyond_samples(own: HostMemory) -> Ints:
-    """Returns the bytes that a process had beyond each sample's, between it and the one before. Shape (samples,)."""
+    """Returns the bytes of no file that a process had beyond each sample's, since the one before. Shape (samples,)."""
     most = np.maximum(own.peak_rss_bytes, own.rss_bytes)
     before = np.maximum.accumulate(np.append(most[:1], most[:-1]))
-    beyond: Ints = np.where(most > before, most - own.rss_bytes, 0)
-    return beyond
+    files = np.where(own.heap_bytes == NONE, 0, own.rss_bytes - own.heap_bytes)
+    dropped = np.maximum.accumulate(files) - files  # a peak may be of these
+    return np.where(most > before, np.maximum(most - own.rss_bytes - dropped, 0), 0)
 
 
 def describe_spike(samples: HostMemory, from_us: float, to_us: float) -> str:
@@ -236,5 +238,18 @@ def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
     if blocks * _BLOCK_BYTES >= grown / 4:
         return format_count(blocks, "more Python object")
     if used >= grown / 2:
-        return "on the heap of the C library (tensors, numpy arrays, or C code)"
+        return f"on the heap of the C library ({_held(heap, from_us, to_us)})"
     return "outside the C library's heap (mapped by a library, or small objects of Python)"
+
+
+def _held(heap: HostHeap, from_us: float, to_us: float) -> str:
+    """Returns what the used bytes of a heap are that have grown, by the bytes that Python's tensors and arrays have."""
+    counted = heap.take((heap.held_bytes != NONE) & (heap.used_bytes != NONE) & (heap.time_us <= to_us))
+    counted = counted.take(np.s_[max(0, np.searchsorted(counted.time_us, from_us, side="right") - 1) :])
+    if len(counted) > 1:  # the first of them may have been before
+        held, used = (int(column[-1] - column[0]) for column in (counted.held_bytes, counted.used_bytes))
+        if 2 * held >= used > 0:
+            return "tensors or numpy arrays that Python holds"
+        if used > 0 and 4 * held <= used:
+            return "C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew"
+    return "tensors, numpy arrays, or C code"

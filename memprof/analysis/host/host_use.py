@@ -24,7 +24,7 @@ from memprof.analysis.host.host_processes import (
 )
 from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
-from memprof.trace.schema import HostHeap, HostLimits, HostMemory, Ints, Steps
+from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory, Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -133,8 +133,9 @@ class HostUse:
         Files that are mapped come last: most of their pages can be dropped and read again.
         """
         found, rows = [], self._fullest_rows.values() if self._totals.any() else ()
+        latest = dict(zip(self._samples.pid.tolist(), self._samples.role.tolist(), strict=True))
         for name, sizes in self.over_time.items() if rows else ():
-            own = [int(self._kinds[OWN][row]) for row in rows if self._samples.role[row] == name]
+            own = [int(self._kinds[OWN][row]) for row in rows if latest[int(self._samples.pid[row])] == name]
             said = f"{len(own)} {plural(name)} (largest {format_bytes(max(own))})" if len(own) > 1 else name
             found.append(HostPart(said, int(sizes[self._totals.argmax()])))
         return tuple(part for part in found if part.bytes)
@@ -260,8 +261,9 @@ class HostUse:
 
     @cached_property
     def _over_us(self) -> float:
-        """When the last heap was sampled, so when the last step ended."""
-        return max((float(heap.time_us[-1]) for heap in self._heaps.values() if len(heap)), default=math.inf)
+        """When the last heap was sampled without a count of tensors, as at the job's end: when the last step ended."""
+        ends = [heap.time_us[heap.held_bytes == NONE] for heap in self._heaps.values()]
+        return max((float(times[-1]) for times in ends if len(times)), default=math.inf)
 
 
 def _closest(limits: HostLimits) -> Iterator[HostLimit]:

@@ -84,9 +84,10 @@ def find_leaks(trace: Trace) -> LeakReport:
     if found and not grown:
         return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
     if not found and (later := grown_later(trace, last)):
+        again = f" Record the whole run for the line and the rate ({_again(trace, '--light')})."
         why = (
             f"nothing from steps {first} to {last} stays, but later steps left {describe_rate(later[0])}, "
-            f"{describe_cause(later[0])}. Record the whole run for the line and the rate ({_again(trace, '--light')})."
+            f"{describe_cause(later[0])}.{'' if later[0].dtype.startswith('numpy.') else again}"
         )
         return LeakReport(Growth(None, first, last, "storages", why), tuple(later))
     total = sum(leak.bytes_per_step for leak in grown)

@@ -18,6 +18,7 @@ from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import arrays_in_containers, live_objects
 from memprof.recorder.memory.references import graph_holders, graphs_over_steps
+from memprof.recorder.memory.tensor_memory import storage_span
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96
@@ -118,9 +119,10 @@ class KeptTensors:
         self._first: dict[Kind, int] | None = None  # as many as there were at the first count
         self._counts: dict[Kind, int] = {}
         self._bytes = 0  # of all tensors, at the first count
+        self._host_bytes = 0  # of all tensors in main memory and of arrays, at the latest count
         self._began = time.thread_time()
         self._spent = 0.0
-        self._next_step = _FIRST_STEP
+        self._next_step = self._next_count = _FIRST_STEP
         self._counted_at = self._step_began_at = 0  # autograd's counter at the first count, and as the last step began
 
     @property
@@ -141,10 +143,17 @@ class KeptTensors:
         self._step_began_at = _sequence_number()
 
     def is_due(self, step: int) -> bool:
-        """Whether the last statement lies far enough back for another: ever more rarely over a run."""
+        """Whether another statement is due, ever more rarely; without time for one, all are counted alone, as often."""
         if step < self._next_step:
             return False
         has_time = self._seconds_left() >= 0
+        if not has_time and step >= self._next_count:
+            self._next_count = step + max(_APART, step // 2)
+            began = time.thread_time()
+            with torch._C.DisableTorchFunction(), untraced():
+                self._by_kind()
+            self._log.sample_heap(self._host_bytes)
+            self._spent += time.thread_time() - began
         self._next_step = step + (0 if has_time else step // _RETRY)  # reading the thread's clock takes time, too
         return has_time
 
@@ -161,11 +170,13 @@ class KeptTensors:
             Whether there are more tensors of any kind than at the count before, or survivors.
         """
         began = time.thread_time()
-        self._next_step = step + max(_APART if self.has_counted else _SOON, step // 2)
+        self._next_step = self._next_count = step + max(_APART if self.has_counted else _SOON, step // 2)
         with torch._C.DisableTorchFunction(), untraced():
             records = self._records(step, survivors, self._seconds_left() if is_bounded else None)
         if records:
             self._log.record("holders", records)
+        if self._is_whole_run:
+            self._log.sample_heap(self._host_bytes)
         self._spent += time.thread_time() - began
         return bool(self.grown or survivors)
 
@@ -366,6 +377,8 @@ class KeptTensors:
         }
         kinds: dict[Kind, list[torch.Tensor]] = {}
         seen: set[int] = set()
+        spans = {storage_span(tensor) for tensor in tensors if tensor.is_cpu and not tensor.is_nested}
+        self._host_bytes = sum(size for _, size in spans)
         for tensor in tensors:
             if isinstance(tensor, torch.nn.Parameter) or id(tensor) in gradients or tensor.is_nested:
                 continue
@@ -375,12 +388,12 @@ class KeptTensors:
             if address and size and address not in seen:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)
-        if not self._has_addresses:
-            arrays: dict[Any, list[Any]] = {}
-            for array in arrays_in_containers():
-                arrays.setdefault((array.shape, array.dtype), []).append(array)
-            for alike in arrays.values():
-                kinds.setdefault(_kind_of(alike[0]), []).extend(alike)
+        arrays: dict[Any, list[Any]] = {}
+        for array in arrays_in_containers() if self._is_whole_run else ():
+            self._host_bytes += array.nbytes
+            arrays.setdefault((array.shape, array.dtype), []).append(array)
+        for alike in arrays.values() if not self._has_addresses else ():  # a light run's growth is that of tensors
+            kinds.setdefault(_kind_of(alike[0]), []).extend(alike)
         return kinds
 
 

@@ -97,6 +97,7 @@ def heap_samples(spool: Spool) -> HostHeap:
         used_bytes=samples["used_bytes"],
         free_bytes=samples["free_bytes"],
         python_blocks=samples["blocks"],
+        held_bytes=samples["held_bytes"],
     )
 
 

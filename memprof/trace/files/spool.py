@@ -69,8 +69,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "reads": ("step", "line", "name", "previous", "elements", "value"),
     # Resident memory of the process.
     "rss": ("time_ns", "op", "rss_bytes"),
-    # The process's heaps: bytes of the C library's in use and free, and the small objects of Python.
-    "heap": ("time_ns", "used_bytes", "free_bytes", "blocks"),
+    # The process's heaps: bytes of the C library's in use and free, the small objects of Python, and the bytes of
+    # tensors in main memory and of arrays where they were counted then, -1 elsewhere.
+    "heap": ("time_ns", "used_bytes", "free_bytes", "blocks", "held_bytes"),
     # Light recordings: where the job is from a given time on. `sequence` is autograd's counter then.
     "marks": ("time_ns", "module", "phase", "call", "sequence"),
     # Light recordings: backward nodes that ran.
