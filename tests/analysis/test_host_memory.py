@@ -66,6 +66,15 @@ def test_parts_are_those_of_the_fullest_moment() -> None:
     assert found.total_bytes == 400 * MIB
 
 
+def test_workers_are_workers_from_their_first_sample_on() -> None:
+    """A process found to be a worker after its first samples counts as one at the fullest moment, too."""
+    both = samples((1, "trainer", lambda _: 200), (2, "worker", lambda _: 90), (3, "worker", lambda _: 80))
+    early = both.replace(role=np.where((both.pid > 1) & (both.time_us < both.time_us.max()), "child", both.role))
+    assert [part.name for part in use(early).fullest] == ["trainer", "2 workers (largest 90.00 MiB)"]
+    children = both.replace(role=np.where(both.pid > 1, "child", both.role))
+    assert [part.name for part in use(children).fullest] == ["trainer", "2 children (largest 90.00 MiB)"]
+
+
 def test_ended_processes_count_no_longer() -> None:
     """A process that has ended is not added to those that come later."""
     one = samples((1, "trainer", lambda t: 100), (2, "worker", lambda t: 50), (3, "worker", lambda t: 50))

@@ -15,6 +15,7 @@ from memprof.analysis.host.host_processes import (
     ROLES,
     HostGrowth,
     beyond_samples,
+    count_of,
     describe_spike,
     find_growth,
     place_of,
@@ -93,7 +94,9 @@ class HostUse:
                 fills its processes, and so does recording it.
         """
         self._recorded_us = recorded_us
-        self._samples = samples.take(np.argsort(samples.time_us, kind="stable"))
+        samples = samples.take(np.argsort(samples.time_us, kind="stable"))
+        roles = dict(zip(samples.pid.tolist(), samples.role.tolist(), strict=True))  # a worker may begin as a child
+        self._samples = samples.replace(role=np.array([roles[pid] for pid in samples.pid.tolist()], dtype=object))
         self._heaps = heaps
         self.processes = summarise_processes(self._samples)
         self.limits = tuple(_closest(limits))
@@ -273,7 +276,9 @@ class HostUse:
             sizes = own[[one == role for one in roles]]
             if not sizes.sum():
                 continue
-            name = role if len(sizes) == 1 else f"{len(sizes)} {role}s (largest {format_bytes(int(sizes.max()))})"
+            name = (
+                role if len(sizes) == 1 else f"{count_of(role, len(sizes))} (largest {format_bytes(int(sizes.max()))})"
+            )
             yield HostPart(name, int(sizes.sum()))
         others = {"shared memory": "shared_bytes", "swapped out": "swapped_bytes", _FILES: "file_bytes"}
         sums = {name: int(self._kinds[column][rows].sum()) for name, column in others.items()}
