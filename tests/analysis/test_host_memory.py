@@ -85,6 +85,15 @@ def test_parts_over_time_sum_to_the_fullest() -> None:
     assert found.total_bytes == 178 * MIB
 
 
+def test_workers_are_workers_from_their_first_sample_on() -> None:
+    """A process found to be a worker after its first samples counts as one at the fullest moment, too."""
+    both = samples((1, "trainer", lambda _: 200), (2, "worker", lambda _: 90), (3, "worker", lambda _: 80))
+    early = both.replace(role=np.where((both.pid > 1) & (both.time_us < both.time_us.max()), "child", both.role))
+    assert [part.name for part in use(early).fullest] == ["trainer", "2 workers (largest 90.00 MiB)"]
+    children = both.replace(role=np.where(both.pid > 1, "child", both.role))
+    assert [part.name for part in use(children).fullest] == ["trainer", "2 children (largest 90.00 MiB)"]
+
+
 def test_ended_processes_count_no_longer() -> None:
     """A process that has ended is not added to those that come later."""
     one = samples((1, "trainer", lambda t: 100), (2, "worker", lambda t: 50), (3, "worker", lambda t: 50))
@@ -96,7 +105,7 @@ def test_ended_processes_count_no_longer() -> None:
 def test_workers_have_the_role_that_is_found_later() -> None:
     """A process is a child until it is looked at again: its samples before are a worker's, too."""
     one = samples((1, "trainer", lambda t: 100), *((pid, "child", lambda t: 60 - t // 30) for pid in (2, 3)))
-    assert use(one).fullest[1].name == "2 child processes (largest 60.00 MiB)"
+    assert use(one).fullest[1].name == "2 children (largest 60.00 MiB)"
     one = one.replace(role=np.where((one.pid > 1) & (one.time_us >= 40e6), "worker", one.role))
     assert use(one).fullest[1].name == "2 workers (largest 60.00 MiB)"
 

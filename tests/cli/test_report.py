@@ -237,7 +237,7 @@ def test_host_memory_is_shown_by_role(tmp_path: Path, capsys: pytest.CaptureFixt
     write_trace(tmp_path / "host.memprof", [(Manifest(), tables)])
     out = report(capsys, tmp_path / "host.memprof")
     assert re.search(r"^trainer +9\.00 MiB +5\.00 MiB$", out, re.MULTILINE)
-    assert re.search(r"^2 processes as worker, largest +3\.00 MiB +1\.00 MiB$", out, re.MULTILINE)
+    assert re.search(r"^2 workers, largest +3\.00 MiB +1\.00 MiB$", out, re.MULTILINE)
 
 
 def test_piped_output_is_plain_and_uncut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

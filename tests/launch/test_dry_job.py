@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof.analysis.plans.dry_check_results import Checked, describe_difference, worth_keeping
+from memprof.analysis.plans.suggest_words import describe_none
 from memprof.errors import MemprofError
 from memprof.launch.dry.dry_job import cover_recorded_steps, find_recorded_device, find_recorded_job
 from memprof.launch.dry.dry_outcome import DryOutcome
@@ -89,6 +90,8 @@ def test_a_check_of_steps_that_are_alike_covers_one() -> None:
     manifest, peaks = Manifest(window=Window(skip=2, steps=3)), dict.fromkeys((2, 3, 4), 100)
     window = cover_recorded_steps(DryWindow(), manifest, peaks)
     assert (window.skip, window.steps) == (1, 1)
+    later = cover_recorded_steps(DryWindow(), manifest, peaks | {8: 100})  # its evaluation may be the peak under a plan
+    assert (later.skip, later.skip + later.steps - 1) == (2, 8)
     chosen = DryWindow(skip=2, steps=3, is_chosen=True)
     assert cover_recorded_steps(chosen, manifest, peaks) == chosen
     first = cover_recorded_steps(DryWindow(), Manifest(window=Window(skip=0, steps=2)), dict.fromkeys((0, 1), 100))
@@ -115,6 +118,8 @@ def test_plan_that_is_confirmed_is_kept_before_one_that_nobody_could_check() -> 
     assert worth_keeping((over, unchecked, fits)) is fits
     assert worth_keeping((over, unchecked)) is unchecked
     assert worth_keeping((over,)) is None
+    assert describe_none((over, over)).endswith("none is confirmed by a dry run: 2 over budget. None is kept.")
+    assert describe_none((over, unchecked)).endswith("a dry run: 1 over budget, and 1 is unchecked. None is kept.")
     assert (fits.difference_bytes, fits.difference_ratio) == (5, 0.05)
     assert unchecked.difference_bytes is unchecked.difference_ratio is None
     assert describe_difference(105, 100) == "+5 B, +5 %"

@@ -112,6 +112,18 @@ def test_an_evaluation_is_recorded_for_its_largest_batches() -> None:
     assert larger.see(_MODEL, 13, trains=False, is_recording=False) is Move.BEGIN
 
 
+def test_a_loss_made_for_an_evaluation_is_recorded_with_it() -> None:
+    """It gets its number in the recorded batch, and is called again for the batches that are not recorded."""
+    larger, loss = LargerSteps(), torch.nn.CrossEntropyLoss()
+    run([8, 8], larger)
+    assert larger.kind(-1, loss) == -1
+    larger.meet(loss, 4, trains=False)
+    kind = larger.kind(_LOSS, loss)
+    assert larger.see(kind, 4, trains=False, is_recording=False) is Move.NONE
+    larger.end_step(2, is_recorded=False, is_over=True)
+    assert larger.sentence() == ""
+
+
 def test_a_frozen_model_called_first_belongs_to_the_step() -> None:
     """Recorded from there on, the step is recorded to its end once a model trains in it."""
     larger = LargerSteps()

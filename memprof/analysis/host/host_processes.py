@@ -69,18 +69,11 @@ class HostGrowth:
 
     def describe(self) -> str:
         """Returns a sentence."""
-        who, each = (
-            (f"the {self.role}", "") if self.processes == 1 else (f"{self.processes} {plural(self.role)}", ", each")
-        )
+        who, each = (f"the {self.role}", "") if self.processes == 1 else (count_of(self.role, self.processes), ", each")
         grown = self.last_bytes - self.first_bytes
         rate = f"{format_bytes(round(grown / max(self.seconds, 1e-9)))} a second"
         span = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}, {rate}"
         return f"Host memory of {who} grows{each} {span}{self.cause and f': {self.cause}'}."
-
-
-def plural(role: str) -> str:
-    """Returns the word for several processes of a role."""
-    return "child processes" if role == "child" else f"{role}s"
 
 
 def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
@@ -102,6 +95,11 @@ def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
             )
         )
     return tuple(sorted(processes, key=lambda one: (place_of(one.role), -one.maximum_rss_bytes, one.pid)))
+
+
+def count_of(role: str, number: int) -> str:
+    """Returns a number of processes of a role: ``2 workers``."""
+    return format_count(number, role, "children" if role == "child" else "")
 
 
 def place_of(role: str) -> int:

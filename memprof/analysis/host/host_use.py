@@ -15,11 +15,11 @@ from memprof.analysis.host.host_processes import (
     OWN,
     RETURNS,
     HostGrowth,
+    count_of,
     describe_spike,
     divide_samples,
     find_growth,
     place_of,
-    plural,
     summarise_processes,
 )
 from memprof.analysis.report.whole_run import is_light
@@ -94,7 +94,9 @@ class HostUse:
                 fills its processes, and so does recording it.
         """
         self._recorded_us = recorded_us
-        self._samples = samples.take(np.argsort(samples.time_us, kind="stable"))
+        samples = samples.take(np.argsort(samples.time_us, kind="stable"))
+        roles = dict(zip(samples.pid.tolist(), samples.role.tolist(), strict=True))  # a worker may begin as a child
+        self._samples = samples.replace(role=np.array([roles[pid] for pid in samples.pid.tolist()], dtype=object))
         self._heaps = heaps
         self._kinds = divide_samples(self._samples)
         self.times_us = self._samples.time_us[self._ends]
@@ -133,10 +135,9 @@ class HostUse:
         Files that are mapped come last: most of their pages can be dropped and read again.
         """
         found, rows = [], self._fullest_rows.values() if self._totals.any() else ()
-        latest = dict(zip(self._samples.pid.tolist(), self._samples.role.tolist(), strict=True))
         for name, sizes in self.over_time.items() if rows else ():
-            own = [int(self._kinds[OWN][row]) for row in rows if latest[int(self._samples.pid[row])] == name]
-            said = f"{len(own)} {plural(name)} (largest {format_bytes(max(own))})" if len(own) > 1 else name
+            own = [int(self._kinds[OWN][row]) for row in rows if self._samples.role[row] == name]
+            said = f"{count_of(name, len(own))} (largest {format_bytes(max(own))})" if len(own) > 1 else name
             found.append(HostPart(said, int(sizes[self._totals.argmax()])))
         return tuple(part for part in found if part.bytes)
 

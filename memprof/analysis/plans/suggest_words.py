@@ -125,9 +125,12 @@ def describe_check(checked: tuple[Checked, ...]) -> str:
 
 
 def describe_none(checked: tuple[Checked, ...]) -> str:
-    """Returns a sentence: every dry-run plan exceeds the budget as applied."""
+    """Returns a sentence: every dry-run plan exceeds the budget as applied, and how many were not dry-run."""
     budget = format_bytes(checked[0].budget_bytes)
     if len(checked) == 1:
         plan = checked[0].plan.describe()
         return f"In a dry run, {plan} exceeds {budget}, contrary to the prediction: not kept."
-    return f"Of {len(checked)} plans predicted to be within {budget}, none is within it in a dry run: none is kept."
+    unchecked = sum(check.fits is None for check in checked)
+    rest = f", and {unchecked} {'is' if unchecked == 1 else 'are'} unchecked" if unchecked else ""
+    plans = f"{len(checked)} plans predicted to be within {budget}"
+    return f"Of {plans}, none is confirmed by a dry run: {len(checked) - unchecked} over budget{rest}. None is kept."

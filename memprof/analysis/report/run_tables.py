@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from memprof.analysis.host.host_processes import HostProcess
+from memprof.analysis.host.host_processes import HostProcess, count_of
 from memprof.analysis.report.report import Report
 from memprof.analysis.report.report_tables import times
 from memprof.analysis.report.whole_run import DeviceUse
@@ -78,7 +78,7 @@ def host(report: Report) -> FactTable:
     rows = []
     for role, found in roles.items():
         private = [one.maximum_private_bytes for one in found if one.maximum_private_bytes is not None]
-        name = role if len(found) == 1 else f"{len(found)} processes as {role}, largest"
+        name = role if len(found) == 1 else f"{count_of(role, len(found))}, largest"
         rows.append(HostProcess(name, 0, max(one.maximum_rss_bytes for one in found), max(private, default=None)))
     return FactTable(HOST, rows)
 

@@ -85,8 +85,8 @@ def cover_recorded_steps(window: DryWindow, manifest: Manifest, peaks: Mapping[i
     """Returns the window of a dry run that is compared with a recording: the recorded steps.
 
     Other steps may be smaller, such as those with shorter batches or without an evaluation: those that were recorded
-    after the window for their larger inputs are covered as well. Of steps with equal peaks, the second of the job is
-    enough: the first creates the optimizer state.
+    after the window for larger inputs are covered as well. Of steps in the window with equal peaks, the second of the
+    job is enough: the first creates the optimizer state. One after it, equal as recorded, may be larger under a plan.
 
     Args:
         window: The configured window; kept where its steps were chosen.
@@ -97,7 +97,7 @@ def cover_recorded_steps(window: DryWindow, manifest: Manifest, peaks: Mapping[i
     end = recorded.skip + recorded.steps
     if window.is_chosen or not recorded.steps or end > _LAST_STEP:
         return window
-    if len(peaks) > 1 and len(set(peaks.values())) == 1 and min(peaks) > 0:
+    if len(peaks) > 1 and len(set(peaks.values())) == 1 and min(peaks) > 0 and max(peaks) < end:
         return replace(window, skip=1, steps=1)
     end = max([end, *(step + 1 for step in peaks if step < _LAST_STEP)])
     return replace(window, skip=recorded.skip, steps=end - recorded.skip)

@@ -62,9 +62,10 @@ class AfterWindow:
         with torch._C.DisableTorchFunction(), untraced():
             elements = elements_of(args, kwargs)
             kind = self._larger.kind(root, module)
-        if kind < 0:
-            return False
         trains = torch.is_grad_enabled()
+        if kind < 0:
+            self._larger.meet(module, elements, trains=trains)
+            return False
         move = self._larger.see(
             kind if root < 0 else root, elements, trains=trains, is_recording=is_recording, kind=kind
         )
@@ -118,8 +119,8 @@ class AfterWindow:
         """Writes at the end which steps were recorded after the window, and which larger one was not."""
         if observation.has_ended:
             for steps, how in (
-                (self._again, "recorded after the window for their larger inputs, from the first model call on"),
-                (self._parts, "in part recorded after the window: an evaluation batch, for its larger inputs"),
+                (self._again, "recorded after the window for larger inputs, from the first model call on"),
+                (self._parts, "in part recorded after the window: an evaluation batch with larger inputs"),
             ):
                 if steps:
                     observation.note(f"{'step' if len(steps) == 1 else 'steps'} {_listed(steps)}: {how}")

@@ -59,6 +59,7 @@ class LargerSteps:
         self._kinds: dict[int, int] = {}
         self._alike: dict[tuple[type, tuple[tuple[int, ...], ...]], int] = {}
         self._recorded: dict[tuple[int, bool], int] = {}
+        self._met: dict[tuple[type, bool], int] = {}
         self._recorded_total = 0
         self._largest: dict[tuple[int, bool], int] = {}
         self._total = 0
@@ -82,7 +83,13 @@ class LargerSteps:
         if root < 0:
             return self._alike.get(alike, -1)
         self._kinds[root] = self._alike.setdefault(alike, root)
+        for trains in (False, True):
+            self._recorded.setdefault((self._kinds[root], trains), self._met.pop((type(model), trains), 0))
         return self._kinds[root]
+
+    def meet(self, model: torch.nn.Module, elements: int, *, trains: bool) -> None:
+        """Notes a recorded call of a model that gets its number only now, as a loss made for each evaluation."""
+        self._met[type(model), trains] = max(self._met.get((type(model), trains), 0), elements)
 
     def see(self, root: int, elements: int, *, trains: bool, is_recording: bool, kind: int | None = None) -> Move:
         """Notes a model call.
