@@ -263,12 +263,13 @@ def test_pages_without_content_are_gray_and_say_why(look: Show, gpt: Served) -> 
     page = look(gpt).page
     page.wait_for_selector("#tab-segments.is-empty")
     grey = page.locator(".tabs .is-empty")
-    assert grey.all_text_contents() == ["Segments", "Diff", "Allocations", "Ranks"]
+    assert grey.all_text_contents() == ["Segments", "Diff", "Allocations", "Ranks", "Host memory"]
     assert [one.get_attribute("title") for one in grey.all()] == [
         "no caching allocator on CPU",
         "needs two recordings",
         "needs two recordings",
         "recorded one process",
+        "too few samples of host memory",
     ]
 
 
