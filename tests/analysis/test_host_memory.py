@@ -53,7 +53,7 @@ def use(one: HostMemory, *, limits: HostLimits | None = None, heaps: dict[int, H
 
 
 def test_parts_are_those_of_the_fullest_moment() -> None:
-    """The parts are of the moment at which all together had most, and sum to it; mapped files are beside it."""
+    """The parts are taken when the job used the most memory, and add up to it; mapped files are not included."""
     one = samples((1, "trainer", lambda t: 300 if t == 30 else 200), (2, "worker", lambda t: 90 if t == 30 else 100))
     one = one.replace(file_bytes=np.full(len(one), 7 * MIB), shared_bytes=np.full(len(one), 5 * MIB))
     found = use(one)
@@ -143,7 +143,7 @@ def test_mapped_files_that_fill_are_no_memory_of_the_trainer() -> None:
     ],
 )
 def test_growth_of_a_trainer_has_its_cause(used: int, free: int, blocks: int, cause: str) -> None:
-    """What has grown inside a trainer is told by its heaps."""
+    """The heap samples of a trainer show what kind of its memory grew."""
     steps = range(60)
     heaps = {1: heap([used * t for t in steps], [free * t for t in steps], [blocks * t for t in steps])}
     (said,) = use(samples((1, "trainer", lambda t: 100 + 2 * t)), heaps=heaps).warnings()
@@ -190,7 +190,7 @@ def test_workers_that_grow_are_one_sentence() -> None:
     ],
 )
 def test_sound_processes_do_not_grow(size: Callable[[float], int]) -> None:
-    """What fills once, comes and goes, or gains a little is no growth."""
+    """Memory that fills up once, goes up and down, or rises slightly does not count as growth."""
     assert use(samples((1, "trainer", size))).growth == ()
 
 

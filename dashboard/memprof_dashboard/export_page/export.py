@@ -200,7 +200,7 @@ def _whole_job(report: Report) -> list[Html]:
     devices = [
         section(f"All of {use.device}", "At its fullest.", table(run_tables.device(use))) for use in report.devices
     ]
-    host = {run_tables.host_parts: report.host.describe().partition(":")[0] + ".", run_tables.host: "Peak of each."}
+    host = {run_tables.host_parts: f"{report.host.headline}.", run_tables.host: "Peak of each."}
     shown = {title: table(build(report)) for build, title in host.items() if build(report)}
     return [*devices, *(section("Host memory", title, rows) for title, rows in shown.items())]
 

@@ -15,6 +15,7 @@ from memprof.analysis.host.host_processes import (
     OWN,
     RETURNS,
     HostGrowth,
+    HostProcess,
     count_of,
     describe_spike,
     divide_samples,
@@ -71,7 +72,6 @@ class HostUse:
     """The host memory of a job on one node, from the samples of all its processes there.
 
     Attributes:
-        processes: Each process's maxima: trainers first, then workers, largest first.
         limits: Each limit at its closest.
         times_us: When each round of samples was taken, in µs of Unix time, shape ``(rounds,)``.
         node: Name of the node, "" where unknown.
@@ -100,19 +100,18 @@ class HostUse:
         self._heaps = heaps
         self._kinds = divide_samples(self._samples)
         self.times_us = self._samples.time_us[self._ends]
-        self.processes = summarise_processes(self._samples)
+        self._own_processes = summarise_processes(self._samples)
         self.limits = tuple(_closest(limits))
 
     @staticmethod
     def of(trace: Trace) -> HostUse:
-        """Reads the samples of all ranks of a trace: those of the fullest node, with the others beside it."""
+        """Reads the samples of all ranks of a trace, node by node; returns the node that used the most."""
         ranks = [trace.rank_trace(rank) for rank in trace.ranks] if len(trace.ranks) > 1 else [trace]
         nodes: dict[str, list[Trace]] = {}
         for one in ranks:
             nodes.setdefault(one.manifest.node, []).append(one)
         fullest, *others = sorted(map(HostUse._of_node, nodes.values()), key=lambda use: -use.total_bytes)
         fullest.others = tuple(others)
-        fullest.processes += tuple(process for use in others for process in use.processes)
         return fullest
 
     @staticmethod
@@ -127,6 +126,11 @@ class HostUse:
         use = HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
         use.node = ranks[0].manifest.node
         return use
+
+    @property
+    def processes(self) -> tuple[HostProcess, ...]:
+        """Each process's maxima, node by node: trainers first, then workers, largest first."""
+        return tuple(process for use in (self, *self.others) for process in use._own_processes)
 
     @cached_property
     def fullest(self) -> tuple[HostPart, ...]:
@@ -186,7 +190,7 @@ class HostUse:
     @property
     def total_bytes(self) -> int:
         """Bytes in use at the fullest, without mapped files."""
-        return sum(part.bytes for part in self.fullest if part.name != FILES)
+        return int(self._totals.max(initial=0))
 
     @property
     def resident_bytes(self) -> int:
@@ -202,14 +206,21 @@ class HostUse:
         own = [one for one in self.limits if one.name != SHARED]
         return min(own, key=lambda one: one.total_bytes - one.used_bytes, default=None)
 
-    def describe(self) -> str:
-        """Returns a line on the fullest moment and the limit; "" where nothing is known."""
+    @property
+    def headline(self) -> str:
+        """The bytes at the fullest moment, and the limit; "" where nothing is known."""
         if not self.fullest:
             return ""
-        parts = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in self.fullest)
         of = "" if self.limit is None else f" of {format_bytes(self.limit.total_bytes)} ({self.limit.name})"
-        on = f" on {self.node}" if self.others else ""
-        return f"{format_bytes(self.total_bytes)}{of}{on}: {parts}"
+        return f"{format_bytes(self.total_bytes)}{of}{f' on {self.node}' if self.others else ''}"
+
+    def list_parts(self) -> str:
+        """Returns the parts at the fullest moment in a line; "" where nothing is known."""
+        return ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in self.fullest)
+
+    def describe(self) -> str:
+        """Returns a line on the fullest moment and the limit; "" where nothing is known."""
+        return f"{self.headline}: {self.list_parts()}" if self.fullest else ""
 
     def warnings(self) -> Iterator[str]:
         """Yields sentences on limits that were nearly reached, and on processes that grow, of each node."""
@@ -229,7 +240,7 @@ class HostUse:
     def _describe_workers(self) -> str:
         """Returns that workers hold copies of their own, "" where they hold little."""
         at_once = self._fullest_rows if self.fullest else {}
-        workers = (one for one in summarise_processes(self._samples) if one.role == "worker" and one.pid in at_once)
+        workers = (one for one in self._own_processes if one.role == "worker" and one.pid in at_once)
         own = [one.maximum_private_bytes or 0 for one in workers]
         samples = self._samples.take((self._samples.role == "worker") & (self._samples.private_bytes > 0))
         # A worker by fork has the trainer's pages in common with it; one by spawn has what it imports for itself.

@@ -58,7 +58,7 @@ class KillerWatch:
             return ""
         of_limit = f" of the {format_bytes(self.limit.total_bytes)} it may have" if self.limit is not None else ""
         sure = "the kernel killed the job" if has_killed else "the kernel probably killed the job"
-        parts = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in use.fullest)
+        parts = use.list_parts()
         held = f"; its processes held {format_bytes(most)}{of_limit} at most{parts and f': {parts}'}" if most else ""
         grown = "".join(f" {growth.describe()}" for growth in use.growth)
         return f"{RAN_OUT} {sure} (SIGKILL){held}. Host memory ran out, not torch's allocator.{grown}"

@@ -73,7 +73,7 @@ def test_pinned_memory_is_a_device_of_its_own(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_file_of_pinned_memory_alone_is_imported_as_such(tmp_path: Path) -> None:
-    """With record_cuda=False there is no device: the host is recorded, and --only accepts nothing else."""
+    """With record_cuda=False no device is recorded, just the host, and --only rejects anything else."""
     content = snapshot((), [], **pinned())
     assert opened(tmp_path, content).manifest.rank == 0
     assert [one["device"] for one in import_file(tmp_path / "snapshot.pickle").devices] == ["host"]
