@@ -82,7 +82,9 @@ def test_training_leaves_one_file_and_a_sentence(folder: Path) -> None:
     assert trace.manifest.capture.exit_status == 3
     host = trace.table(HostMemory)
     assert set(host.role) == {"trainer", "child"} or set(host.role) == {"trainer"}
-    assert host.rss_bytes.min() > 0
+    for pid in set(host.pid):  # the last line about a process may say that it has ended
+        assert host.rss_bytes[host.pid == pid][:-1].min(initial=1) > 0
+    assert host.rss_bytes.max() > 0
 
 
 def test_options_choose_the_window(folder: Path) -> None:
