@@ -165,11 +165,7 @@ class Policy(ABC):
         return rewritten
 
     def changes(self, step: Step) -> tuple[str, ...]:
-        """Returns what it changes in the numbers of a step beyond ``numerics``, one clause each; none by default.
-
-        Args:
-            step: The recorded step.
-        """
+        """Returns what it changes in the numbers of a step beyond ``numerics``, one clause each; none by default."""
         return ()
 
     def numerics_in(self, step: Step) -> str:
@@ -224,9 +220,6 @@ class Policy(ABC):
         """Returns the same policy restricted to parts of what it affects, from small to large; none by default.
 
         A search whose plan contains the policy looks for the smallest part that is enough.
-
-        Args:
-            step: The recorded step.
         """
         return ()
 

@@ -16,11 +16,6 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
     """Returns the peak allocated bytes of each step that can be cut out, by step number, in step order.
 
     The values equal those of ``replay.live.live_bytes`` on each step, without cutting it out.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
-        storages: The storages recorded.
     """
     during = live_during(ops, storages) + ops.workspace_bytes
     peaks = {}
@@ -115,10 +110,6 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
 
     Complete steps take precedence over those in which the recording ends, recorded steps over the warm-up, and steps of
     the window over later ones, whose inputs are larger.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
 
     Returns:
         The step's number in the job; None where no step has operators.

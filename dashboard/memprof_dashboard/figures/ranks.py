@@ -99,10 +99,6 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
 def curves(found: RankCurves, theme: Theme) -> go.Figure:
     """Draws the peak steps of many ranks as a heatmap.
 
-    Args:
-        found: The ranks' curves.
-        theme: The page's colours.
-
     Returns:
         The figure: a heatmap. x is how far inside the step, in percent, y the rank's name, z bytes in the unit that
         suits the largest.

@@ -89,11 +89,6 @@ def largest_nodes(root: _Node, label: str) -> list[tuple[int, str, _Node]]:
 def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints]:
     """Splits the live bytes during an operator by category and node, workspace included.
 
-    Args:
-        history: The recording.
-        tree: Its modules.
-        at: The operator.
-
     Returns:
         Bytes by category, those that are alive only, each of shape ``(nodes + 1,)``: what belongs to no module is
         last. All of them sum to ``history.total[at]``; but where the operator gave memory back before it took new, its

@@ -184,11 +184,7 @@ class DryFit:
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
-    """Compares a dry run's memory with the capacity of its device; None without one, or with nothing on it.
-
-    Args:
-        trace: The recording.
-    """
+    """Compares a dry run's memory with the capacity of its device; None without one, or with nothing on it."""
     machine = trace.manifest.machine
     if trace.manifest.backend.name != DRY_RUN or machine.device_kind == "cpu":
         return None

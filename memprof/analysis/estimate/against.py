@@ -105,10 +105,6 @@ def read_setting(trace: Trace, model: Model) -> RecordedSetting:
 def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
     """Compares an estimate with the fullest step of a recording.
 
-    Args:
-        found: The estimate.
-        trace: The recording.
-
     Raises:
         InconclusiveError: It contains no complete step, or no parameters.
     """

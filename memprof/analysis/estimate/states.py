@@ -22,12 +22,7 @@ _SOURCES["adamw"] = _SOURCES["adam"]
 
 
 def state_terms(parameters: Sequence[Parameter], setting: Setting) -> tuple[Term, ...]:
-    """Returns the terms of weights, gradients and optimizer state on one rank.
-
-    Args:
-        parameters: The model's parameters.
-        setting: How it is trained.
-    """
+    """Returns the terms of weights, gradients and optimizer state on one rank."""
     mine = [one.on_rank(setting.tensor_ranks) for one in parameters]
     return (*_weights(mine, setting), *_gradients(mine, setting), *_optimizer(mine, setting))
 

@@ -74,9 +74,6 @@ class Basis:
     def fullest_under(self, plan: Plan) -> Step:
         """Returns the step with the highest peak under a plan.
 
-        Args:
-            plan: The plan.
-
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
@@ -90,9 +87,6 @@ class Basis:
     def host_bytes_under(self, plan: Plan) -> int:
         """Returns the bytes of pinned host memory that a plan's copies take.
 
-        Args:
-            plan: The plan.
-
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
@@ -101,9 +95,6 @@ class Basis:
 
     def describe_rounding(self, plan: Plan) -> str:
         """Returns what rounding adds to a plan's pinned memory, and the option that avoids it; "" for little.
-
-        Args:
-            plan: The plan.
 
         Raises:
             PolicyError: A policy does not apply to the fullest step.
@@ -128,10 +119,6 @@ class Basis:
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
         """Returns a plan with its prediction over all steps, and the fullest predicted step.
 
-        Args:
-            plan: The plan.
-            trace: Name of the recording.
-
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
@@ -142,12 +129,7 @@ class Basis:
         return replace(planned, prediction=planned.prediction.with_times(times)), step
 
     def time_interval(self, plan: Plan, predicted_us: float) -> TimeInterval | None:
-        """Returns the bounds of a plan's step time; None where they are unknown, as on another machine or size.
-
-        Args:
-            plan: The plan.
-            predicted_us: Its predicted step time.
-        """
+        """Returns the bounds of a plan's step time; None where they are unknown, as on another machine or size."""
         if not self.has_measured_times or self.machine or self.scaled_by:
             return None
         return time_interval_of(plan.policies, self.step, predicted_us)

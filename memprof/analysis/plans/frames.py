@@ -64,12 +64,6 @@ def steps_of_frame(frame: Sequence[Policy], basis: Basis, trace: Trace, recordin
     of their operations or bytes at the speed of the recorded step. Time beyond operators grows with their number.
     Copies between device and host, which take no time in a dry run, add what is modelled for the policy alone.
 
-    Args:
-        frame: The policies that the job was dry-run under.
-        basis: The steps as recorded.
-        trace: The dry run.
-        recording: The recording's manifest.
-
     Returns:
         A step for each of the basis; None if the dry run has none on the same inputs.
 

@@ -14,12 +14,7 @@ _MOST_SETTINGS = 12
 
 
 def verdict(found: Suggestion, checked: tuple[Checked, ...] = ()) -> str:
-    """Returns the result: the fastest plan that fits, or why none does.
-
-    Args:
-        found: The result.
-        checked: Its plans that were dry-run.
-    """
+    """Returns the result: the fastest plan that fits, or why none does."""
     answer = found.answer
     best, budget = answer.best, format_bytes(answer.search_request.budget_bytes)
     if checked:

@@ -172,13 +172,7 @@ def late_collectives(found: Stragglers, rows: int) -> FactTable:
 
 
 def ranks_to_json(compared: RankComparison, found: Stragglers, notes: tuple[str, ...]) -> Json:
-    """Returns the output of `memprof report --by rank`: bytes, microseconds, stable keys.
-
-    Args:
-        compared: The ranks.
-        found: The stragglers.
-        notes: What is missing from the job.
-    """
+    """Returns the output of `memprof report --by rank`: bytes, microseconds, stable keys."""
     return {
         "schema": RANKS_SCHEMA,
         "worst_rank": compared.worst,

@@ -61,9 +61,6 @@ def find_saved(step: Step) -> SavedStorages:
     """Lists what a step saves for backward, each storage once, under the first operator that saves it.
 
     Parameters and buffers are omitted: they are live anyway.
-
-    Args:
-        step: The step.
     """
     saved, storages = step.saved, step.storages
     saved = saved.take(~np.isin(storages.category[saved.storage_id].astype(str), PERMANENT))

@@ -124,9 +124,6 @@ def half_precision(step: Step) -> Step:
 
     The loss runs in float32: it gets a copy of the logits' logarithm, and returns a gradient that is then cast.
 
-    Args:
-        step: The step.
-
     Raises:
         PolicyError: The step shows no forward.
     """

@@ -39,12 +39,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def html_table(facts: FactTable, short: Callable[[str], str] = str) -> str:
-    """Returns a table of facts.
-
-    Args:
-        facts: The table.
-        short: Shortens the text of a cell.
-    """
+    """Returns a table of facts."""
     kinds = [' class="number"' if column.unit.is_number else "" for column in facts.columns]
 
     def lines(cell: Cell) -> str:

@@ -83,9 +83,6 @@ class Rehearsal:
     def steps(self, suggestion: Suggestion) -> DrySteps:
         """Returns the steps under the policies that change kernels, to search again from.
 
-        Args:
-            suggestion: A search result.
-
         Raises:
             EndedError: A signal that asks the whole command to end arrived during a run.
         """

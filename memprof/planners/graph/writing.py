@@ -62,10 +62,6 @@ class Writer:
     def supply(self, op_id: int, most_runs: int = sys.maxsize) -> list[int]:
         """Recomputes an operator's missing inputs, recursively, but does not run the operator itself.
 
-        Args:
-            op_id: The operator.
-            most_runs: Schedule length at which to abort.
-
         Returns:
             The recomputed values.
         """

@@ -199,11 +199,6 @@ _in_force: PerOptimizer[Updates] = PerOptimizer()
 def updates_of(job: Job, optimizer: torch.optim.Optimizer, kind: type[Updates]) -> Updates:
     """Returns an optimizer's updates, prepared; those that the job of another model has made, if any.
 
-    Args:
-        job: The job.
-        optimizer: The optimizer.
-        kind: The class of new ones.
-
     Raises:
         PolicyError: The optimizer does not support them.
     """

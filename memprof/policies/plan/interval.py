@@ -163,11 +163,6 @@ def time_interval_of(policies: Sequence[Policy], step: Step, predicted_us: float
     The policies' errors on other jobs (``Policy.time_errors_seen``) are taken as independent: over a plan, their
     squares add up.
 
-    Args:
-        policies: The plan.
-        step: The recorded step.
-        predicted_us: Its step time under the plan.
-
     Returns:
         The bounds; None if the plan has no policies, the step runs on a GPU, or a policy has no measured errors.
     """

@@ -234,11 +234,6 @@ def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
 
     In a recording of several models, the name of a module begins with its model's type.
 
-    Args:
-        plan: A plan with patterns from a recording.
-        model_type: Type of the model.
-        names: Qualified names of its modules.
-
     Raises:
         PolicyError: A pattern matches no module of this model.
     """

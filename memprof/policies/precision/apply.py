@@ -133,11 +133,7 @@ class _Returned:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Starts with none.
-
-        Args:
-            model: The model that returns them.
-        """
+        """Starts with none."""
         self._model = model
         self._types: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

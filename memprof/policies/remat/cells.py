@@ -257,12 +257,7 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def arguments_of(recipe: Recipe, storages: Mapping[Cell, torch.UntypedStorage]) -> tuple[Any, dict[str, Any]]:
-    """Returns a recipe's arguments as tensors.
-
-    Args:
-        recipe: The recipe.
-        storages: Storage of each input's content.
-    """
+    """Returns a recipe's arguments as tensors."""
     cells = iter(recipe.inputs)
     args = [_real(value, cells, storages) for value in recipe.args]
     return args, {name: _real(value, cells, storages) for name, value in (recipe.kwargs or {}).items()}

@@ -98,9 +98,6 @@ class Job:
     def require_optimizer(self, policy: str) -> None:
         """Checks that an optimizer is known.
 
-        Args:
-            policy: The policy that needs it.
-
         Raises:
             NoOptimizerError: The job has none.
         """

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 def host_bytes(step: Step, policy: Swap) -> int:
     """Returns the pinned bytes that a policy's copies take at most.
 
-    Args:
-        step: The step before the policy.
-        policy: The policy.
-
     Raises:
         PolicyError: The policy does not fit the step.
     """

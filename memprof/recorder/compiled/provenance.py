@@ -101,10 +101,6 @@ class Provenance:
     def add(self, module: Any, graph: Any) -> None:
         """Reads where the code of a graph comes from.
 
-        Args:
-            module: The generated module.
-            graph: The graph that inductor has lowered to it.
-
         Raises:
             OSError: The module's file cannot be read.
         """

@@ -56,13 +56,7 @@ class Inventory:
     """
 
     def __init__(self, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
-        """Stores the recorder's log and names.
-
-        Args:
-            log: Destination of the facts.
-            registry: Names of modules and parameters.
-            rounds: The job's optimizers.
-        """
+        """Stores the recorder's log and names."""
         self._log = log
         self._registry = registry
         self._rounds = rounds

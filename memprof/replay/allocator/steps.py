@@ -71,12 +71,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
 
 
 def _requests_of_runs(first: Step, every: Sequence[_RunRequests]) -> StepRequests:
-    """Concatenates the requests of runs of one step.
-
-    Args:
-        first: The step of the first run.
-        every: The requests of each run.
-    """
+    """Concatenates the requests of runs of one step."""
     issued = every[0]
     again, orphans = _second_run(issued)
     made = np.flatnonzero(issued.made_by != NONE)
@@ -181,11 +176,7 @@ class _RunRequests:
         )
 
     def first_run(self, step: Step) -> list[tuple[Ints, Ints, Ints]]:
-        """Returns the events before a job's first step, and those of that step, whose update creates optimizer state.
-
-        Args:
-            step: The step.
-        """
+        """Returns the events before a job's first step and those of it, whose update creates optimizer state."""
         updates = np.flatnonzero(step.ops.phase == "optimizer")
         found = self.storages.take(self.base)
         is_state = (found.category == "optimizer_state") & (found.freed_op_id == NONE)

@@ -128,11 +128,6 @@ def find_snapshot(folder: Path, main: Spool) -> Path | None:
 def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Table], Table], str]:
     """Builds the tables of the device that the process used most.
 
-    Args:
-        path: The snapshot.
-        folder: The process's folder in the spool.
-        main: The records of the whole run.
-
     Returns:
         The tables, and the device's name.
 
