@@ -45,7 +45,6 @@ class Server(ThreadedWSGIServer):
     """A server with a bounded number of connections, which closes idle ones."""
 
     def __init__(self, host: str, port: int, app: Any) -> None:
-        """Listens on a port."""
         super().__init__(host, port, app, handler=_Handler)
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
 

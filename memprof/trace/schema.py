@@ -203,7 +203,6 @@ class Table:
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
         return len(getattr(self, dataclasses.fields(self)[0].name))
 
     def take(self, rows: Any) -> Self:

@@ -51,7 +51,6 @@ class RanksPage:
     TITLE = "Ranks"
 
     def __init__(self) -> None:
-        """Starts without a recording."""
         # Keyed by open trace: a recording that grew is reopened.
         self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()

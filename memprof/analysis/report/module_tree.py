@@ -41,7 +41,6 @@ class ModuleTree:
     node_of_module: Ints
 
     def __len__(self) -> int:
-        """Returns the number of nodes."""
         return len(self.names)
 
     def title(self, node: int) -> str:

@@ -34,7 +34,6 @@ class SavedStorages:
     last_op_id: Ints
 
     def __len__(self) -> int:
-        """Returns the number of storages."""
         return len(self.rows)
 
     def kept_at(self, op_id: int) -> Ints:

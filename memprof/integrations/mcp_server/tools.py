@@ -34,7 +34,6 @@ class Tools:
     """
 
     def __init__(self, access: Access) -> None:
-        """Takes what the caller may read."""
         self._access = access
 
     async def record(

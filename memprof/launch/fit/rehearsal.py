@@ -59,13 +59,11 @@ class Rehearsal:
         self._server: JobServer | None = None
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends what was started for the dry runs."""
         if self._server is not None:
             self._server.__exit__(kind, error, traceback)
 

@@ -53,7 +53,6 @@ class Verdict:
     growth: str = ""
 
     def __str__(self) -> str:
-        """Formats the verdict for the terminal."""
         others = (self.growth, self.sentence, self.comparison, self.budget_sentence)
         lines = [*self.post_mortem, *(line for line in others if line)]
         if self.next_command:

@@ -90,7 +90,6 @@ class SegmentSchedules:
     """Builds schedules of one graph from segments, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
-        """Prepares a graph."""
         self._readers = Readers(graph)
         self._maker, self._last_read = self._readers.maker, self._readers.last_read
         self._can_repeat = graph.can_repeat.tolist()

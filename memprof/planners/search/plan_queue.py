@@ -20,7 +20,6 @@ class PlanQueue:
     """
 
     def __init__(self, first: SearchResult, search: Callable[[SearchRequest], SearchResult]) -> None:
-        """Starts with the plans of a search."""
         self._request = first.search_request
         self._searched = {first.search_request}
         self._search = search

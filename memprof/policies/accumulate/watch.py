@@ -19,7 +19,6 @@ class Gradients:
     """The gradients of a job's parameters as backward left them, to detect changes before step()."""
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], current: Round) -> None:
-        """Starts empty."""
         self._parameters = parameters
         self._round = current
         self._left: dict[int, tuple[int, int]] = {}

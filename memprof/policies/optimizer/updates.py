@@ -38,7 +38,6 @@ class Updates:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stores the optimizer; changes nothing."""
         self.optimizer = optimizer
         self.before: Callable[[torch.optim.Optimizer], None] | None = None
         self._stepping = optimizer

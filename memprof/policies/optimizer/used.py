@@ -114,7 +114,6 @@ class UsedState:
     """
 
     def __init__(self, state: Any) -> None:
-        """Stores the state."""
         self.real = state
 
     @staticmethod
@@ -155,7 +154,6 @@ class StepSettings:
     """The changes of one step, not yet in effect."""
 
     def __init__(self) -> None:
-        """Starts without changes."""
         #: By the dictionary's id.
         self._changes: dict[int, _Changes] = {}
 

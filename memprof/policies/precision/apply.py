@@ -133,7 +133,6 @@ class _Returned:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Starts with none."""
         self._model = model
         self._types: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

@@ -56,7 +56,6 @@ class Cell:
     )
 
     def __init__(self, recipe: Recipe | None, number: int, size_bytes: int, device: torch.device) -> None:
-        """Creates a cell without a storage."""
         self.recipe = recipe
         self.number = number
         self.size_bytes = size_bytes
@@ -143,7 +142,6 @@ class Need:
     __slots__ = ("highest_bytes", "is_awaited", "is_measured", "least_us", "runs")
 
     def __init__(self) -> None:
-        """Starts without measurements."""
         self.highest_bytes = -1
         self.runs = 0
         self.is_measured = False
@@ -227,7 +225,6 @@ class Recipe:
     )
 
     def __init__(self, function: Callable[..., Any], need: Need, sequence: int) -> None:
-        """Creates a recipe without arguments."""
         self.function = function
         self.need = need
         self.sequence = sequence

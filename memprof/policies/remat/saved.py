@@ -36,7 +36,6 @@ class Handle:
     __slots__ = ("__weakref__", "_cell", "_hooks", "_layout", "_version", "_view")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
-        """Stores the cell and the tensor."""
         self._hooks = hooks
         self._cell = cell
         self._layout: Ref | None = None  # once the view is released

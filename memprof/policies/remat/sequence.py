@@ -114,7 +114,6 @@ class Position:
     __slots__ = ("after", "is_shared", "kind", "others")
 
     def __init__(self, kind: Kind | None, *, is_shared: bool) -> None:
-        """Starts without successors."""
         self.kind = kind
         self.is_shared = is_shared
         self.after: Position | None = None
@@ -133,7 +132,6 @@ class Sequence:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing known."""
         self._kinds: dict[Any, Kind] = {}
         self._loose: dict[Kind, Position] = {}
         self._root = Position(None, is_shared=False)

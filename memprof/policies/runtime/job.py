@@ -232,7 +232,6 @@ class PerOptimizer(Generic[Kept]):
     """The objects that one policy has made for optimizers, until the job that made them is undone or gone."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
 
     def get(self, optimizer: torch.optim.Optimizer) -> Kept | None:

@@ -28,7 +28,6 @@ class Fully(Sharding):
     """A step of a rank that holds a part of each parameter."""
 
     def __init__(self, step: Step, policy: Shard, units: Units) -> None:
-        """Classifies the step's storages."""
         super().__init__(step, policy)
         self.units = units
         # torch gathers the parts of all ranks, with the last ones padded.

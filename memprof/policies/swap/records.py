@@ -72,7 +72,6 @@ class Records:
     again: Records | None = None
 
     def __len__(self) -> int:
-        """Returns the number of records."""
         return len(self.storage)
 
     def take(self, rows: Bools | Ints) -> Records:

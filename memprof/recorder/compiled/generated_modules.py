@@ -60,7 +60,6 @@ class GeneratedModules:
     """
 
     def __init__(self) -> None:
-        """Follows nothing yet."""
         self._provenance = Provenance()
         self._cache = GraphCache()
         self._import = LateImport(
@@ -254,7 +253,6 @@ class GraphCache:
     """
 
     def __init__(self) -> None:
-        """Changes nothing yet."""
         self._before: str | None = None
         self._tag = ""
 

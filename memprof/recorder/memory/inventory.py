@@ -56,7 +56,6 @@ class Inventory:
     """
 
     def __init__(self, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
-        """Stores the recorder's log and names."""
         self._log = log
         self._registry = registry
         self._rounds = rounds

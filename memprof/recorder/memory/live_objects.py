@@ -151,7 +151,6 @@ class StorageWatch:
     needs_outputs = True
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
         self.only = ""
@@ -247,7 +246,6 @@ class OutsideWatch(StorageWatch):
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         super().__init__(log)
         self.owned_span = outside_span
         self.alive_bytes = 0

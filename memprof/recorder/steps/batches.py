@@ -33,7 +33,6 @@ class BatchObserver:
     """
 
     def __init__(self) -> None:
-        """Starts without observing anything."""
         self.undivided = ""
         self._left = _ENOUGH
         self._function: FunctionType | None = None

@@ -33,7 +33,6 @@ class Intervals:
     ops: int
 
     def __len__(self) -> int:
-        """Returns the number of lives."""
         return len(self.size)
 
     def load(self) -> Ints:
@@ -134,7 +133,6 @@ class Candidates:
     op_id: Ints
 
     def __len__(self) -> int:
-        """Returns the number of pairs."""
         return len(self.life)
 
     def take(self, rows: Ints | Bools) -> Candidates:
@@ -246,7 +244,6 @@ class Sections:
         )
 
     def __len__(self) -> int:
-        """Returns the number of lives."""
         return len(self.size)
 
     def take(self, rows: Ints) -> Sections:

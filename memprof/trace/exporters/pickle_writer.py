@@ -48,7 +48,6 @@ class PickleWriter:
     """Writes one dictionary to a file: protocol 4, of texts, numbers, lists, dictionaries and pairs."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Starts the dictionary."""
         self._write: Callable[[bytes], object] = file.write
         self._texts: dict[str, int] = {}
         self._known = 0

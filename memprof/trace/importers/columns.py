@@ -77,7 +77,6 @@ class Entries:
     keys: frozenset[Any] = frozenset()
 
     def __len__(self) -> int:
-        """Returns the number of entries."""
         return len(self.action)
 
     @classmethod
@@ -114,7 +113,6 @@ class Blocks:
     stacks: list[Stack]
 
     def __len__(self) -> int:
-        """Returns the number of blocks."""
         return len(self.address)
 
     @classmethod

@@ -116,7 +116,6 @@ class StackTable:
     """Interns stacks. Frames are shared hundreds of thousands of times, so each is parsed once."""
 
     def __init__(self) -> None:
-        """Creates an empty table."""
         self._frames: dict[int, _Frame] = {}
         self._kept: list[Any] = []  # keeps frames alive, so that ids stay unique
         self._stacks: dict[tuple[int, ...], Stack] = {}
