@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.policy import BY_HAND, CHANGED, HOOKS, NOT_A_MEAN
+from memprof.policies.accumulate.policy import BY_HAND, CHANGED, NOT_A_MEAN
 from memprof.policies.accumulate.round import Round
 from memprof.policies.runtime.replaced import OWN_TYPES, replace
-from memprof.recorder.steps.usages import has_gradient_hooks
 
 
 class Gradients:
@@ -46,17 +45,6 @@ class Gradients:
             for parameter in self._parameters()
             if parameter.is_leaf and (gradient := parameter.grad) is not None and type(gradient) in OWN_TYPES
         }
-
-
-def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
-    """Rejects user hooks that run whenever a gradient is accumulated.
-
-    Raises:
-        PolicyError: There is one.
-    """
-    for parameter in parameters:
-        if has_gradient_hooks(parameter):
-            raise PolicyError(HOOKS)
 
 
 def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:
