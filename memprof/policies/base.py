@@ -109,10 +109,6 @@ class Policy(ABC):
         """Returns the settings that a search tries on a step.
 
         Calls ``candidates(step, world_size)`` of the policy's own ``candidates.py`` where it ``has_candidates``.
-
-        Args:
-            step: The recorded step.
-            world_size: Number of ranks.
         """
         if not cls.has_candidates:
             return Candidates()
@@ -192,9 +188,6 @@ class Policy(ABC):
 
         Calls ``host_bytes(step, policy)`` of the policy's own ``host_bytes.py``.
 
-        Args:
-            step: The step, recorded or transformed by earlier policies.
-
         Raises:
             PolicyError: The policy does not fit the step.
         """
@@ -259,11 +252,7 @@ class Policy(ABC):
         return self.changes_update
 
     def refusal_within(self, plan: Sequence[Policy]) -> str:
-        """Returns why it cannot be predicted as a part of a plan, a sentence; "" where it can.
-
-        Args:
-            plan: The plan's policies, this one included, in their order.
-        """
+        """Returns why it cannot be predicted as a part of a plan, a sentence; "" where it can."""
         return ""
 
     @property

@@ -28,10 +28,6 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
 def live_during(ops: Ops, storages: Storages) -> Ints:
     """Returns the bytes of storages that are alive during each operator of a recording, without workspace.
 
-    Args:
-        ops: The operators recorded.
-        storages: The storages, or some of them.
-
     Returns:
         The bytes, shape ``(ops,)``.
     """
@@ -75,11 +71,6 @@ def comparable_steps(steps: Steps, ops: Ops, steady: int) -> list[int]:
     """Returns the numbers of the steps whose peaks are comparable with the steady step's, in order.
 
     If the job evaluated before a step was completely recorded and then ended, they include its warm-up steps.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
-        steady: Number of the steady step.
     """
     kept = np.flatnonzero(steps.step == steady)[0]
     is_cuttable = cuttable_steps(steps)

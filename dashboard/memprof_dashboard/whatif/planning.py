@@ -236,13 +236,7 @@ def runs_under_plans(workspace: Workspace, view: View) -> tuple[Run, ...]:
 
 
 def run_under_plan(rank: Rank, source: Source, number: int) -> Run | None:
-    """Compares a recording with the prediction of its plan; None if it was not made under one or of another model.
-
-    Args:
-        rank: The recording of the job without the plan.
-        source: The other recording.
-        number: Its rank.
-    """
+    """Compares a recording with the prediction of its plan; None if it was not made under one or of another model."""
     other = source.rank(number)
     manifest = other.trace.manifest
     if manifest.plan is None or manifest.backend.name == PREDICTED or _model_of(other) != _model_of(rank):

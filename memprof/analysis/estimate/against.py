@@ -77,10 +77,6 @@ class Compared:
 def read_setting(trace: Trace, model: Model) -> RecordedSetting:
     """Reads the training settings of a job from its recording.
 
-    Args:
-        trace: The recording.
-        model: The model, which defines what a batch looks like.
-
     Raises:
         InconclusiveError: It contains no complete step.
     """

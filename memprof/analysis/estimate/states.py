@@ -154,11 +154,7 @@ class Parameter:
         return self.times * math.prod(self.shape)
 
     def on_rank(self, tensor_ranks: int) -> Parameter:
-        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded.
-
-        Args:
-            tensor_ranks: Ranks that divide each layer.
-        """
+        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded."""
         if not self.is_split or tensor_ranks == 1:
             return self
         part = -(-self.shape[0] // tensor_ranks)

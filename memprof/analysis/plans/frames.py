@@ -39,10 +39,6 @@ def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...],
 
     These are of plans that are estimated to fit, of faster ones that fit by the lower bound of their estimate, and of
     policies without an estimate.
-
-    Args:
-        found: A search result.
-        most: Number of plans of each of the two.
     """
     fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
     budget = found.answer.search_request.budget_bytes

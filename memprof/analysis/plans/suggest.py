@@ -278,10 +278,6 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
 
     A plan of many module patterns is fast and hard to read, check and carry over; the difference in time is what it
     buys.
-
-    Args:
-        plans: The plans to show, the fastest first.
-        fitting: All plans that fit.
     """
     simplest = simplest_of(plans, fitting)
     more = [] if simplest is None or simplest in plans else [simplest]
@@ -289,12 +285,7 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
 
 
 def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Candidate | None:
-    """Returns the plan that names the fewest settings, None unless it names at most half as many as the first does.
-
-    Args:
-        plans: The plans to show, the fastest first.
-        among: The plans to choose from.
-    """
+    """Returns the plan that names the fewest settings, None unless it names at most half as many as the first does."""
     simplest = min(among, key=lambda one: (one.settings, one.step_time_us), default=None)
     return None if simplest is None or 2 * simplest.settings > plans[0].settings else simplest
 

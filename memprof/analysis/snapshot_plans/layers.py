@@ -162,10 +162,6 @@ def _output(step: Step, left: Ints) -> int:
     """Returns the storage that a layer returns, which the next one gets as its input; NONE where nothing is left.
 
     It is the largest that the last operator made: a norm makes its statistics behind its output.
-
-    Args:
-        step: The step.
-        left: What is left of a call, in the order of creation.
     """
     if not len(left):
         return NONE

@@ -58,10 +58,6 @@ def size_changes() -> list[Change]:
 def chunked_loss(step: Step, chunks: int) -> Step:
     """Divides the logits and what the loss makes of them.
 
-    Args:
-        step: The step.
-        chunks: Number of chunks.
-
     Raises:
         PolicyError: The step has no backward, or the last tensors of forward are not larger than all others.
     """

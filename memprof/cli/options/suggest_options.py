@@ -161,10 +161,6 @@ class SuggestOptions:
     def read(force: bool, **flags: Any) -> SuggestOptions:
         """Validates the options that the command took.
 
-        Args:
-            force: Whether the plan's file may be replaced.
-            flags: All others.
-
         Raises:
             UsageError: One is invalid, or excludes another.
         """

@@ -29,12 +29,7 @@ circle {{ fill: #0969da; }} circle.changed {{ fill: #d1242f; }}
 
 
 def html_page(title: str, body: str) -> str:
-    """Returns a page.
-
-    Args:
-        title: Its title, text.
-        body: What it shows, HTML.
-    """
+    """Returns a page."""
     return _PAGE.format(title=escape(title), body=body)
 
 

@@ -129,10 +129,6 @@ class Workbench:
     def steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
         """Returns the steps under a plan, the one it is chosen on first.
 
-        Args:
-            policies: The plan's, in their order.
-            at_most: Assume the maximum for what is not recorded.
-
         Raises:
             PolicyError: A policy does not apply to ``step``.
         """

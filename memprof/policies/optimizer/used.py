@@ -161,9 +161,6 @@ class StepSettings:
     def unchanged(self, values: dict[str, Any]) -> Iterator[None]:
         """Restores a dictionary after one update; what that has changed takes effect in ``end_round``.
 
-        Args:
-            values: A group, or the attributes of an optimizer.
-
         Raises:
             PolicyError: The update of another parameter in the same step has changed it to something else.
         """

@@ -142,10 +142,6 @@ def _refuse_rounded_integers(step: Step, policy: Precision, is_ours: Bools) -> N
 def require_recurrent(policy: Precision, types: Sequence[str]) -> None:
     """Rejects training recurrent layers on a CPU in a short type without a oneDNN kernel.
 
-    Args:
-        policy: The policy.
-        types: Short types that oneDNN supports on the processor.
-
     Raises:
         PolicyError: The type is fp16 or unsupported.
     """

@@ -55,13 +55,7 @@ class Observation:
         self._pending = []
 
     def made(self, cell: Cell, recipe: Recipe, before: Cell | None = None) -> None:
-        """Notes a content that the operator made.
-
-        Args:
-            cell: The content.
-            recipe: How it was computed.
-            before: The content of the same storage that it replaces.
-        """
+        """Notes a content that the operator made."""
         if not self._needs:
             return
         op = len(self._needs) - 1

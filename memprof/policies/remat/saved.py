@@ -210,12 +210,7 @@ class Keys:
     """
 
     def __init__(self, memory: Memory, recompute: tuple[str, ...]) -> None:
-        """Stores the plan's keys.
-
-        Args:
-            memory: Drops the tensors.
-            recompute: Keys of the tensors to drop.
-        """
+        """Stores the plan's keys."""
         self._memory = memory
         self._dropped = frozenset(recompute)
         self._modules = [""]

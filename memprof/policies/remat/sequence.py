@@ -152,14 +152,7 @@ class Sequence:
         self.position, self.is_known = self._start, False
 
     def advance(self, operator: Operator, args: Any, kwargs: Any, is_recorded: bool) -> Position | None:
-        """Returns the position of the next operator, None if an argument is not a plain tensor.
-
-        Args:
-            operator: The operator.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            is_recorded: Whether autograd records the run.
-        """
+        """Returns the position of the next operator, None if an argument is not a plain tensor."""
         before = self.position
         position = before.after
         if (

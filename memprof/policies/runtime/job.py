@@ -195,12 +195,7 @@ class Job:
             yield
 
     def expect(self, policy: str, without: str) -> Effect:
-        """Registers what a policy must do to have an effect.
-
-        Args:
-            policy: The policy, as it describes itself.
-            without: What can be said if it has not, a clause.
-        """
+        """Registers what a policy must do to have an effect."""
         self.effects.append(Effect(f"{policy} had no effect: {without}"))
         return self.effects[-1]
 
@@ -240,12 +235,7 @@ class PerOptimizer(Generic[Kept]):
         return kept if kept is not None and kept.optimizer is optimizer else None
 
     def keep(self, job: Job, kept: Kept) -> None:
-        """Keeps an object for the other jobs of its optimizer.
-
-        Args:
-            job: The job that has changed the optimizer and holds the object.
-            kept: The object.
-        """
+        """Keeps an object for the other jobs of its optimizer."""
         key = id(kept.optimizer)
         self._kept[key] = kept
         job.on_undo(partial(self._kept.pop, key, None))

@@ -47,9 +47,6 @@ def requests_of_step(step: Step) -> StepRequests:
     update makes. The step is then run ``RUNS`` times: storages that outlive one run (gradients, say) replace, in the
     next, those live at the start of the step. On a device, only its own memory counts; a step recorded on CPU makes the
     requests it would make on a device. Memory is allocated on the stream of the operator that makes it.
-
-    Args:
-        step: The step, recorded or predicted.
     """
     return _requests_of_runs(step, [_RunRequests.of(step.storages, step.ops)] * RUNS)
 

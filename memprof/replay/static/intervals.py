@@ -145,10 +145,6 @@ def find_candidates(step: Step, lives: Intervals) -> Candidates:
 
     The operator is elementwise and the last to touch the input, which was made in the step and is as large as the
     output. Each input is used once.
-
-    Args:
-        step: The step.
-        lives: Its lives, as seen by the planner.
     """
     place = np.full(len(step.storages), NONE, dtype=np.int64)
     known = np.flatnonzero(lives.storage_id != NONE)

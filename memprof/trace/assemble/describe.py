@@ -78,15 +78,7 @@ class JobRecords:
 def build_manifest(
     recording: Recording, job: JobRecords, tables: Mapping[type[Table], Table], op_times: str, notes: tuple[str, ...]
 ) -> Manifest:
-    """Builds the manifest of a recording with these tables.
-
-    Args:
-        recording: The raw recording.
-        job: The other records of the job.
-        tables: The tables, with all steps seen.
-        op_times: Where operator durations come from.
-        notes: Sentences for the reader of a report.
-    """
+    """Builds the manifest of a recording with these tables."""
     spool, steps = recording.spool, cast(Steps, tables[Steps])
     start = spool.records["start"][0]
     common = describe_start(spool, job)

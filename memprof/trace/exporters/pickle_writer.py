@@ -65,10 +65,6 @@ class PickleWriter:
 
         A pickle has no other place for values that are only referred to: torch's viewer has no opcode to drop one.
 
-        Args:
-            key: The key.
-            values: The values.
-
         Returns:
             The number of each, shape ``(values,)``.
         """

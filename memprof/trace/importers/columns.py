@@ -140,11 +140,6 @@ class Annotation:
 def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
     """Reads the history of one device.
 
-    Args:
-        raw: The entries as loaded.
-        stacks: Where stacks are interned.
-        what: Description of the entries, for errors.
-
     Raises:
         BadInputError: An entry is not a dict, or a value has the wrong type.
     """

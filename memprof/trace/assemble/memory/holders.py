@@ -64,12 +64,6 @@ def with_graphs(recording: Recording, holders: Holders, ops: Ops, storages: Stor
     """Replaces the statements on graphs by a row for each storage that lives on and was made by one of their nodes.
 
     Of several graphs with the same node, the first counts.
-
-    Args:
-        recording: The recording.
-        holders: Its table of holders, one row per statement.
-        ops: Its operators.
-        storages: Its storages.
     """
     graphs = [(row, one["nodes"]) for row, one in enumerate(holder_records(recording.spool)) if "nodes" in one]
     if not graphs:
