@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,11 @@ def interval_of(
         fullest: The same under worst-case assumptions for data missing from the recording, if the caller has them.
         dry_steps: Steps from dry runs, from which the predicted ones were made: what they hold has no error.
     """
-    fullest = _fullest_steps(policies, recorded, predicted, dry_steps) if fullest is None else fullest
+    if fullest is None:
+        fullest = tuple(predicted)
+        if any(policy.guesses for policy in policies):
+            with suppress(PolicyError):  # one does not support such assumptions
+                fullest = steps_under(policies, recorded, dry_steps, at_most=True)
     modelled = split_dry_run(policies, recorded, dry_steps)[1]
     errors = [policy.errors(recorded) for policy in modelled]
     errors.append(recorded[0].size_errors)
@@ -107,25 +112,6 @@ def _idle_bytes(step: Step) -> int:
     is_idle &= np.isin(storages.category, ("activation", "temporary"))
     is_idle[step.uses.storage_id] = False
     return int(storages.allocated_bytes[is_idle].sum())
-
-
-def _fullest_steps(
-    policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step], dry_steps: DrySteps
-) -> tuple[Step, ...]:
-    """Returns the steps under a plan, with worst-case assumptions for data missing from the recording.
-
-    Args:
-        policies: The plan.
-        recorded: The steps as recorded.
-        predicted: The same under the plan; returned if no policy has such assumptions, or one does not support them.
-        dry_steps: Steps from dry runs.
-    """
-    if not any(policy.guesses for policy in policies):
-        return tuple(predicted)
-    try:
-        return steps_under(policies, recorded, dry_steps, at_most=True)
-    except PolicyError:
-        return tuple(predicted)
 
 
 def _peak(steps: Sequence[Step], share: float) -> int:
