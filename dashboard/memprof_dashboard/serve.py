@@ -100,8 +100,7 @@ def serve(
     sources = open_started(paths, say)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     with _without_ipython():
-        from memprof_dashboard.opening import Opening, guarded_app
-    from memprof_dashboard.guard import new_token
+        from memprof_dashboard.guard import Opening, guarded_app, new_token
 
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"
