@@ -186,14 +186,14 @@ class Policy(ABC):
     def host_bytes(self, step: Step) -> int:
         """Returns the bytes of pinned host memory that a policy which ``takes_host`` takes, at their peak.
 
-        Calls ``host_bytes(step, policy)`` of the policy's own ``host_bytes.py``.
+        Calls ``host_bytes(step, policy)`` of the policy's own ``transform.py``.
 
         Raises:
             PolicyError: The policy does not fit the step.
         """
         if not self.takes_host:
             return 0
-        found: int = self._module("host_bytes").host_bytes(step, self)
+        found: int = self._module("transform").host_bytes(step, self)
         return found
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
