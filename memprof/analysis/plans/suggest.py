@@ -19,7 +19,7 @@ from memprof.planners.search.candidate import Candidate, kinds_of
 from memprof.planners.search.explore import explore
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank, shortest
-from memprof.policies.base import Policy
+from memprof.policies.base import NUMERICS, Policy
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.trace.files.spool import DRY_RUN
@@ -44,7 +44,8 @@ class Suggestion:
         basis: The steps the plans were replayed on.
         answer: The full search result.
         plans: The fastest plan of each family that fits, the fastest family first, and the simplest (`with_simplest`).
-        others: For each family without a plan that fits, the one closest to the budget.
+        others: For each family without a plan that fits, the one closest to the budget, unless another of them is
+            closer, as fast and no rougher.
         warnings: Caveats on the figures.
         ran_out: Whether memory ran out in a later step.
         dry_reserved: What the allocator reserved in dry runs of plans, by their policies, where the budget counts it.
@@ -162,7 +163,7 @@ def suggest(
         basis=basis,
         answer=answer,
         plans=plans,
-        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in fitting),
+        others=_unbeaten(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in fitting),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
@@ -269,6 +270,16 @@ def _worth_their_policies(plans: tuple[Candidate, ...]) -> tuple[Candidate, ...]
     for one in plans:
         kinds = set(kinds_of(one.policies))
         if not any(set(kinds_of(faster.policies)) < kinds for faster in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _unbeaten(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Drops plans that are slower than one before them and change the job's numbers as much or more."""
+    kept: list[Candidate] = []
+    for one in plans:
+        rough = NUMERICS.index(one.numerics)
+        if not any(each.step_time_us <= one.step_time_us and NUMERICS.index(each.numerics) <= rough for each in kept):
             kept.append(one)
     return tuple(kept)
 
