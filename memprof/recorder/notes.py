@@ -117,6 +117,8 @@ class Notes:
         """
         if self._batches.undivided:
             self._log.record("batches", self._batches.undivided)
+        for need in self._batches.loaders.needs():
+            self._log.record("needs", need)
         for part in self._parts:
             for sentence in part.notes():
                 self.add(sentence)

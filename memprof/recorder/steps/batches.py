@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from memprof.recorder.calls.tracebacks import recompiled
+from memprof.recorder.steps.loaders import MOST_BATCHES, LoaderObserver
 
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.
@@ -32,15 +33,21 @@ class BatchObserver:
             inspecting their types would run code of the job's.
     """
 
-    def __init__(self) -> None:
-        """Starts without observing anything."""
+    def __init__(self, loaders: LoaderObserver) -> None:
+        """Starts without observing anything.
+
+        Args:
+            loaders: Measures each batch.
+        """
         self.undivided = ""
-        self._left = _ENOUGH
+        self.loaders = loaders
+        self._left, self._seen = _ENOUGH, 0
         self._function: FunctionType | None = None
         self._original: Any = None
 
     def install(self) -> None:
         """Starts inspecting, if torch's iterator is unmodified."""
+        self.loaders.install()
         module = sys.modules.get("torch.utils.data.dataloader")
         function = None if module is None else vars(module._BaseDataLoaderIter).get("__next__")
         if not isinstance(function, FunctionType) or function.__closure__:
@@ -61,14 +68,21 @@ class BatchObserver:
 
     def _see(self, iterator: Any, batch: Any) -> Any:
         """Returns a batch after inspecting it."""
+        self._seen += 1
+        try:
+            with torch._C.DisableTorchFunction():
+                self.loaders.see(iterator, batch)
+        except Exception:  # noqa: BLE001 - nor in here: what is not measured stays unknown
+            self._seen = MOST_BATCHES
         if self._left > 0 and torch.is_grad_enabled():
             self._left -= 1
             try:
                 self.undivided = _why_whole(batch, _expected_size(iterator))
             except Exception:  # noqa: BLE001 - nothing in here may reach the job: whether it can be split stays unknown
                 self.undivided = ""
-            if not self.undivided or not self._left:
-                self.remove()
+            self._left *= bool(self.undivided)
+        if not self._left and self._seen >= MOST_BATCHES:
+            self.remove()
         return batch
 
 
