@@ -1,4 +1,4 @@
-"""The host memory that a job will take, as its dry run shows it; and which DataLoader to change where it is too much."""
+"""The host memory that a job will take, as its dry run shows it, and which DataLoader to change if it is too much."""
 
 from __future__ import annotations
 
@@ -253,8 +253,8 @@ def describe_fewer_workers(loaders: Sequence[Loader], short_bytes: int) -> str:
     freed = format_bytes(fewer * each)
     left = "" if fewer * each >= short_bytes else f", {format_bytes(short_bytes - fewer * each)} less than needed"
     return (
-        f"In {largest.at}, num_workers={largest.workers - fewer} instead of {largest.workers} frees {freed}{left}: each "
-        f"worker has {format_bytes(largest.worker_bytes)} of its own."
+        f"In {largest.at}, num_workers={largest.workers - fewer} instead of {largest.workers} frees {freed}{left}: "
+        f"each worker has {format_bytes(largest.worker_bytes)} of its own."
     )
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -137,9 +138,10 @@ class LoaderObserver:
             loader = reference()
             if loader is None or loader.dataset is not fields.get("_dataset"):
                 continue
-            if loader._index_sampler is not fields.get("_index_sampler"):  # an iterable one's is made anew
-                if not isinstance(loader.dataset, IterableDataset) or loader.num_workers != fields.get("_num_workers"):
-                    continue
+            # An iterable one's is made anew.
+            is_alike = isinstance(loader.dataset, IterableDataset) and loader.num_workers == fields.get("_num_workers")
+            if not is_alike and loader._index_sampler is not fields.get("_index_sampler"):
+                continue
             one.workers = loader.num_workers
             ahead = one.workers * (loader.prefetch_factor or 0)
             one.in_flight = ahead + HELD
@@ -193,13 +195,12 @@ def _tensors_in(batch: Any) -> list[torch.Tensor]:
 
 
 def _own_bytes(pid: int) -> int:
-    """Returns the bytes of a process that it shares with no other; 0 where the system does not tell, or it has ended."""
+    """Returns the bytes of a process that it shares with no other; 0 where unknown, or it has ended."""
     try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            lines = [line.split() for line in file if line.startswith("Private_")]
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return sum(1024 * int(words[1]) for words in lines)
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def data_sizes(roots: Iterable[Any]) -> dict[str, int]:
