@@ -50,6 +50,8 @@ class BatchObserver:
         self.loaders.install()
         module = sys.modules.get("torch.utils.data.dataloader")
         function = None if module is None else vars(module._BaseDataLoaderIter).get("__next__")
+        if self.loaders.measures:
+            function = getattr(function, "__wrapped__", function)  # a dry run stands around torch's own
         if not isinstance(function, FunctionType) or function.__closure__:
             return  # replaced by a policy or the job
         try:

@@ -8,7 +8,7 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from memprof.recorder.calls.tracebacks import OWN_CODE
 
@@ -50,6 +50,7 @@ class _Loader:
         in_flight: Batches in flight at most.
         is_pinned: Whether its batches are pinned.
         is_forked: Whether its workers are forked.
+        data_bytes: Its data set, by kind (`data_sizes`).
     """
 
     frames: list[str]
@@ -60,6 +61,7 @@ class _Loader:
     in_flight: int = 0
     is_pinned: bool = False
     is_forked: bool = True
+    data_bytes: dict[str, int] = field(default_factory=dict)
 
 
 class LoaderObserver:
@@ -73,20 +75,29 @@ class LoaderObserver:
         """Starts without any."""
         self.measures = measures
         self._loaders: dict[int, tuple[weakref.ref[Any], _Loader]] = {}
-        self._by_iterator: dict[int, tuple[weakref.ref[Any], _Loader | None]] = {}
+        self._by_iterator: dict[int, tuple[weakref.ref[Any], _Loader]] = {}
 
     def install(self) -> None:
         """Follows the DataLoaders that are made from now on. What is hooked stays: Python keeps a class's slot."""
-        if "__new__" in vars(DataLoader):
-            return  # by an earlier recording, or the job
-        made: Any = DataLoader
+        made: Any
+        for made, note in ((DataLoader, self._note_loader), (dataloader._BaseDataLoaderIter, self._note_iterator)):
+            if "__new__" not in vars(made):  # by an earlier recording, or the job
+                made.__new__ = _noting(note)
 
-        def make(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            loader = object.__new__(kind)
-            self._loaders[id(loader)] = (weakref.ref(loader), _Loader(list(frames_of(sys._getframe(1)))))
-            return loader
+    def _note_loader(self, loader: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._loaders[id(loader)] = (weakref.ref(loader), _Loader(list(frames_of(sys._getframe(1)))))
 
-        made.__new__ = make
+    def _note_iterator(self, iterator: Any, loader: Any = None, *_args: Any) -> None:
+        reference, one = self._loaders.get(id(loader), (None, None))
+        if reference is None or one is None or reference() is not loader:
+            return
+        self._by_iterator[id(iterator)] = weakref.ref(iterator), one
+        one.workers = loader.num_workers
+        one.in_flight = one.workers * (loader.prefetch_factor or 0) + HELD
+        if not isinstance(loader.dataset, IterableDataset):  # whose length is a guess of the job's
+            one.in_flight = min(one.in_flight, len(loader))
+        context = loader.multiprocessing_context or torch.multiprocessing
+        one.is_forked = context.get_start_method() == "fork"
 
     def see(self, iterator: Any, batch: Any) -> None:
         """Measures a batch.
@@ -95,9 +106,13 @@ class LoaderObserver:
             iterator: The loader's iterator.
             batch: What it yields.
         """
-        found = self._loader_of(iterator)
-        if found is None or found.seen >= MOST_BATCHES:
+        reference, found = self._by_iterator.get(id(iterator), (None, None))
+        if reference is None or found is None or reference() is not iterator or found.seen >= MOST_BATCHES:
             return
+        fields = vars(iterator)
+        found.is_pinned = bool(fields.get("_pin_memory"))
+        if not found.seen and self.measures and found.workers:
+            found.data_bytes = data_sizes((fields.get("_dataset"), fields.get("_collate_fn")))
         found.seen += 1
         sizes = Counter(sorted(one.untyped_storage().nbytes() for one in _tensors_in(batch)))
         if _sum(sizes) > _sum(found.sizes):
@@ -107,7 +122,7 @@ class LoaderObserver:
 
     def needs(self) -> Iterable[dict[str, Any]]:
         """Yields a record for each kind and size of memory, in the columns of `memprof.trace.schema.HostNeeds`."""
-        for number, (reference, one) in enumerate(self._loaders.values()):
+        for number, (_, one) in enumerate(self._loaders.values()):
             if not one.seen:
                 continue
             common = {"loader": number, "frames": one.frames, "batches": 0}
@@ -119,43 +134,26 @@ class LoaderObserver:
                 yield _of_batch(common, "batch", one, size, count, pages)
             for size, count in one.sizes.items() if one.is_pinned else ():
                 yield _of_batch(common, "pinned batch", one, size, count, size)
-            loader = reference()
-            if self.measures and loader is not None and one.workers:
-                for kind, size in data_sizes((loader.dataset, loader.collate_fn)).items():
-                    yield {**common, "kind": kind, "count": 1, "requested_bytes": size, "size_bytes": size}
-
-    def _loader_of(self, iterator: Any) -> _Loader | None:
-        known = self._by_iterator.get(id(iterator))
-        if known is not None and known[0]() is iterator:
-            return known[1]
-        found = self._find(iterator)
-        self._by_iterator[id(iterator)] = weakref.ref(iterator), found
-        return found
-
-    def _find(self, iterator: Any) -> _Loader | None:
-        fields = vars(iterator)
-        for reference, one in self._loaders.values():
-            loader = reference()
-            if loader is None or loader.dataset is not fields.get("_dataset"):
-                continue
-            # An iterable one's is made anew.
-            is_alike = isinstance(loader.dataset, IterableDataset) and loader.num_workers == fields.get("_num_workers")
-            if not is_alike and loader._index_sampler is not fields.get("_index_sampler"):
-                continue
-            one.workers = loader.num_workers
-            ahead = one.workers * (loader.prefetch_factor or 0)
-            one.in_flight = ahead + HELD
-            if not isinstance(loader.dataset, IterableDataset):  # whose length is a guess of the job's
-                one.in_flight = min(one.in_flight, len(loader))
-            one.is_pinned = bool(fields.get("_pin_memory"))
-            context = loader.multiprocessing_context or torch.multiprocessing
-            one.is_forked = context.get_start_method() == "fork"
-            return one
-        return None
+            for kind, size in one.data_bytes.items():
+                yield {**common, "kind": kind, "count": 1, "requested_bytes": size, "size_bytes": size}
 
     def _measure(self, iterator: Any, found: _Loader) -> None:
         for worker in vars(iterator).get("_workers", ()):
             found.worker_bytes = max(found.worker_bytes, _own_bytes(worker.pid))
+
+
+def _noting(note: Callable[..., None]) -> Any:
+    """Returns a class's ``__new__`` that notes each object: it has returned before the job's own code runs in it."""
+
+    def make(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        made = object.__new__(kind)
+        try:
+            note(made, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - nothing in here may reach the job: this one is not measured
+            return made
+        return made
+
+    return make
 
 
 def frames_of(frame: FrameType | None) -> Iterable[str]:
