@@ -232,8 +232,8 @@ def describe_least(found: Suggestion) -> str:
         if short := _short_on_host(answer):
             most = max(answer.search_request.most_host_bytes or 0, 0)
             return (
-                f"No plan fits {format_bytes(answer.search_request.budget_bytes)} and the host: the closest needs "
-                f"{format_bytes(short)} more of host memory than the {format_bytes(most)} left for its copies."
+                f"No plan fits {format_bytes(answer.search_request.budget_bytes)} and the host: even the closest needs "
+                f"{format_bytes(short)} more of host memory than the {format_bytes(most)} left for copies."
             )
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
@@ -255,8 +255,11 @@ def describe_least(found: Suggestion) -> str:
 def _short_on_host(answer: SearchResult) -> int:
     """Returns the fewest bytes by which plans that fit the device exceed the host's; 0 where none of them does."""
     most = answer.search_request.most_host_bytes
-    over = [one.host_bytes - most for one in _inside(answer) if most is not None and one.host_bytes > most]
-    return min(over, default=0)
+    if most is None:
+        return 0
+    request = answer.search_request
+    inside = [one for one in (answer.least, *answer.others) if request.needed(one) <= request.budget_bytes]
+    return max(min((one.host_bytes - most for one in inside), default=0), 0)
 
 
 def _inside(answer: SearchResult) -> list[Candidate]:

@@ -36,6 +36,8 @@ _HEAD_BYTES, _TENSOR_BYTES = 16, 512
 #: Python's allocator serves small objects in multiples of these bytes.
 _ALIGNED = 16
 
+_NOTHING: tuple[Any, Any] = (None, None)
+
 
 @dataclass(eq=False)
 class _Loader:
@@ -87,8 +89,8 @@ class LoaderObserver:
     def _note_loader(self, loader: Any, *_args: Any, **_kwargs: Any) -> None:
         self._loaders[id(loader)] = (weakref.ref(loader), _Loader(list(frames_of(sys._getframe(1)))))
 
-    def _note_iterator(self, iterator: Any, loader: Any = None, *_args: Any) -> None:
-        reference, one = self._loaders.get(id(loader), (None, None))
+    def _note_iterator(self, iterator: Any, loader: Any, *_args: Any) -> None:
+        reference, one = self._loaders.get(id(loader), _NOTHING)
         if reference is None or one is None or reference() is not loader:
             return
         self._by_iterator[id(iterator)] = weakref.ref(iterator), one
@@ -106,7 +108,7 @@ class LoaderObserver:
             iterator: The loader's iterator.
             batch: What it yields.
         """
-        reference, found = self._by_iterator.get(id(iterator), (None, None))
+        reference, found = self._by_iterator.get(id(iterator), _NOTHING)
         if reference is None or found is None or reference() is not iterator or found.seen >= MOST_BATCHES:
             return
         fields = vars(iterator)
