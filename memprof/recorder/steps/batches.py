@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections import Counter, UserDict
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -19,6 +20,8 @@ from memprof.recorder.steps.loaders import MOST_BATCHES, LoaderObserver
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.
 _ENOUGH = 4
+#: Entries of a container in a batch that are looked at for tensors.
+_MOST_ENTRIES = 2_000
 #: Sequence types that are not sequences of samples.
 WHOLE = (str, bytes, torch.Size)
 #: Types that can be inspected without running code of the job's.
@@ -73,7 +76,7 @@ class BatchObserver:
         self._seen += 1
         try:
             with torch._C.DisableTorchFunction():
-                self.loaders.see(iterator, batch)
+                self.loaders.see(iterator, _tensors_in(batch))
         except Exception:  # noqa: BLE001 - nor in here: what is not measured stays unknown
             self._seen = MOST_BATCHES
         if self._left > 0 and torch.is_grad_enabled():
@@ -149,6 +152,20 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, torch.Tensor):
         return value
     return next((found for entry in entries_of(value) if (found := first_tensor(entry)) is not None), None)
+
+
+def _tensors_in(batch: Any) -> list[torch.Tensor]:
+    """Returns the tensors with data in a batch, one of each storage."""
+    found: dict[int, torch.Tensor] = {}
+    waiting = [batch]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided and not value.is_nested:
+                found.setdefault(value.untyped_storage()._cdata, value)
+        else:
+            waiting.extend(islice(entries_of(value), _MOST_ENTRIES))
+    return list(found.values())
 
 
 def batch_size(batch: Any, expected_size: int | None = None) -> int | None:

@@ -10,7 +10,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -101,12 +100,12 @@ class LoaderObserver:
         context = loader.multiprocessing_context or torch.multiprocessing
         one.is_forked = context.get_start_method() == "fork"
 
-    def see(self, iterator: Any, batch: Any) -> None:
+    def see(self, iterator: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Measures a batch.
 
         Args:
             iterator: The loader's iterator.
-            batch: What it yields.
+            tensors: Those in the batch, one of each storage.
         """
         reference, found = self._by_iterator.get(id(iterator), _NOTHING)
         if reference is None or found is None or reference() is not iterator or found.seen >= MOST_BATCHES:
@@ -116,7 +115,7 @@ class LoaderObserver:
         if not found.seen and self.measures and found.workers:
             found.data_bytes = data_sizes((fields.get("_dataset"), fields.get("_collate_fn")))
         found.seen += 1
-        sizes = Counter(sorted(one.untyped_storage().nbytes() for one in _tensors_in(batch)))
+        sizes = Counter(sorted(one.untyped_storage().nbytes() for one in tensors))
         if _sum(sizes) > _sum(found.sizes):
             found.sizes = sizes
         if self.measures and found.seen in _MEASURED:
@@ -176,22 +175,6 @@ def _of_batch(
 
 def _sum(sizes: Counter[int]) -> int:
     return sum(size * count for size, count in sizes.items())
-
-
-def _tensors_in(batch: Any) -> list[torch.Tensor]:
-    """Returns the tensors with data in a batch, one of each storage."""
-    from memprof.recorder.steps.batches import entries_of
-
-    found: dict[int, torch.Tensor] = {}
-    waiting = [batch]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and not value.is_nested:
-                found.setdefault(value.untyped_storage()._cdata, value)
-        else:
-            waiting.extend(islice(entries_of(value), _SAMPLE))
-    return list(found.values())
 
 
 def _own_bytes(pid: int) -> int:
