@@ -31,7 +31,8 @@ CONTEXT_BYTES = 768 * 2**20
 LEAST_USABLE_SHARE = 0.91
 #: The same of what Metal recommends, on Apple's machines: 10.66 of 16 GiB.
 LEAST_METAL_SHARE = 0.666
-_APPLE, _METAL = "Apple ", "unified memory: Metal's recommended maximum"
+_UNIFIED = "unified memory"
+_APPLE, _METAL = "Apple ", f"{_UNIFIED}: Metal's recommended maximum"
 
 #: Least compute capability with bfloat16 in hardware.
 _FIRST_BF16 = 8.0
@@ -79,6 +80,11 @@ class Accelerator:
     flops_per_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     usable_source: str = ""
     note: str = ""
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether the host's memory is the same."""
+        return self.note.startswith(_UNIFIED)
 
     @property
     def short_types(self) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
             *step_warnings(trace, basis.step),
             *basis.warnings,
             *plan.caveats(basis.step),
-            *filter(None, [basis.describe_rounding(plan)]),
+            *filter(None, [basis.describe_rounding(plan, trace.manifest.torch_version)]),
         ),
     )
 

@@ -12,6 +12,7 @@ from memprof.analysis.allocator.reserved import least_reserved, reserved_of, wit
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.host_budget import describe_host
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.unread import find_unread
@@ -156,7 +157,9 @@ def suggest(
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
     assumed = (f"the dry run {torch}.",) if torch else ()
-    caveats = (*_describe_room(trace, search_request), *changed, *_describe_unread(trace), *assumed)
+    short = _short_on_host(answer) if answer.best is None or answer.best.policies else 0
+    host = tuple(describe_host(search_request, trace, short))
+    caveats = (*_describe_room(trace, search_request), *host, *changed, *_describe_unread(trace), *assumed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
@@ -227,6 +230,12 @@ def describe_least(found: Suggestion) -> str:
     least = answer.least
     held = describe_largest(least.categories)
     if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
+        if short := _short_on_host(answer):
+            most = max(answer.search_request.most_host_bytes or 0, 0)
+            return (
+                f"No plan fits {format_bytes(answer.search_request.budget_bytes)} and the host: even the closest needs "
+                f"{format_bytes(short)} more of host memory than the {format_bytes(most)} left for copies."
+            )
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
             f"No plan fits {format_bytes(answer.search_request.budget_bytes)} within the allowed slowdown: the "
@@ -242,6 +251,16 @@ def describe_least(found: Suggestion) -> str:
         f"{least.plan.describe()}, in {place_of(least)}, with {held} live{reserved}.{more} Give at least "
         f"{format_bytes(needed)}, or allow more policies."
     )
+
+
+def _short_on_host(answer: SearchResult) -> int:
+    """Returns the fewest bytes by which plans that fit the device exceed the host's; 0 where none of them does."""
+    most = answer.search_request.most_host_bytes
+    if most is None:
+        return 0
+    request = answer.search_request
+    inside = [one for one in (answer.least, *answer.others) if request.needed(one) <= request.budget_bytes]
+    return max(min((one.host_bytes - most for one in inside), default=0), 0)
 
 
 def _inside(answer: SearchResult) -> list[Candidate]:

@@ -77,7 +77,7 @@ def caveats(found: Suggestion) -> list[str]:
     """Returns what to know of the figures."""
     early = "the search was stopped early; a longer one (--time-limit) may find faster plans."
     best = found.answer.best
-    rounding = "" if best is None else found.basis.describe_rounding(best.plan)
+    rounding = "" if best is None else found.basis.describe_rounding(best.plan, found.manifest.torch_version)
     return [*found.warnings, *filter(None, [rounding]), *([early] if found.answer.was_stopped else [])]
 
 

@@ -18,7 +18,7 @@ from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.local_variables import forget_held, held_by_variables
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
-from memprof.trace.assemble.memory.holders import holder_table, with_graphs
+from memprof.trace.assemble.memory.holders import holder_table, need_table, with_graphs
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
@@ -35,6 +35,7 @@ from memprof.trace.schema import (
     DeviceMemory,
     Holders,
     HostHeap,
+    HostNeeds,
     Memory,
     ModuleCalls,
     Modules,
@@ -122,6 +123,7 @@ def _tables(recording: Recording, job: JobRecords, before: _Part | None = None) 
     eager = ops.replace(stack_id=np.where(is_inside, NONE, ops.stack_id))
     held = held_by_variables(eager, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
+    needs, stacks = need_table(recording.spool, stacks)
     holders = with_graphs(recording, holders, ops, memory.storages)
     tables: dict[type[Table], Table] = {
         Modules: modules,
@@ -136,6 +138,7 @@ def _tables(recording: Recording, job: JobRecords, before: _Part | None = None) 
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),
         DeviceMemory: device_samples(recording.spool),
         HostHeap: heap_samples(recording.spool),
+        HostNeeds: needs,
         OutOfMemory: failures,
         Holders: holders,
         Optimizers: optimizer_table(recording.spool),
