@@ -141,6 +141,12 @@ def test_near_names_are_named(written: str, near: str) -> None:
         ("h200 pcie", "H200", "H20,"),
         ("mi280", "MI250", "MI300"),
         ("jetson orin", "", "did you mean"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "a MIG slice has a part", "did you mean"),
+        ("5090 laptop", "laptop GPUs are other chips", "did you mean"),
+        ("TPU v5e", "memprof does not predict XLA", "did you mean"),
+        ("Arc B580", "", "did you mean"),
+        ("Ryzen AI Max 395", "", "did you mean"),
+        ("a800", "", "did you mean"),
     ],
 )
 def test_no_name_stands_for_another_architecture(written: str, offered: str, others: str) -> None:
