@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,33 +12,32 @@ from memprof.trace.store import Trace
 
 @dataclass(frozen=True)
 class Dump:
-    """What is alive in a job.
+    """What is alive in a process of a job.
 
     Attributes:
-        pid: The job's process.
+        pid: The process.
+        rank: Its rank.
         pause_s: For how long its main thread was held up, in seconds.
         traces: A trace for each device, GPUs first.
     """
 
     pid: int
+    rank: int
     pause_s: float
     traces: tuple[Trace, ...]
 
 
-def dump(pid: int, say: Callable[[str], None], wait_s: float) -> Dump:
-    """Returns what is alive in a job.
+def dump(session: Session) -> Dump:
+    """Returns what is alive in a process.
 
     Args:
-        pid: Its process.
-        say: Prints what is waited for.
-        wait_s: Longest wait for its main thread, in seconds.
+        session: An open attach.
 
     Raises:
-        CannotAttachError: It may not be attached to.
+        CannotAttachError: Its Python does not permit it.
         NoAnswerError: It ended, or did not answer in time.
     """
-    with Session(pid, say, wait_s) as session:
-        answer = session.ask("dump")
-        tables = read_present(session.folder / "present")
-    traces = tuple(Trace.of([one], Path(f"process {pid}"), None) for one in tables)
-    return Dump(pid, float(answer["pause_s"]), traces)
+    answer = session.ask("dump")
+    pid = session.process.pid
+    traces = tuple(Trace.of([one], Path(f"process {pid}"), None) for one in read_present(session.folder / "present"))
+    return Dump(pid, int(answer["rank"]), float(answer["pause_s"]), traces)

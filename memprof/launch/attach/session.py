@@ -23,6 +23,16 @@ _POLL_S, _EXPLAIN_S = 0.01, 2.0
 #: The script that the job runs. Its names are its own, and nothing that it raises reaches the job, but what
 #: interrupts the job itself. It runs once: a later call finds it gone.
 _SCRIPT = """
+def load(request):
+    import os
+    try:
+        import memprof.launch.attach.inside
+        name, text = ".json", '{{"is_loaded": true}}'
+    except BaseException as error:
+        name, text = ".error", "cannot import memprof in the job: " + repr(error)
+    with open(request + ".new", "w") as file:
+        file.write(text)
+    os.rename(request + ".new", request + name)
 def run():
     import os, sys, importlib.util
     folder, package, version = {folder!r}, {package!r}, {version!r}
@@ -41,8 +51,11 @@ def run():
         from memprof.version import __version__
         if __version__ != version:
             raise RuntimeError("the job has loaded memprof " + __version__ + ", and this is " + version)
-        from memprof.launch.attach import inside
-        inside.{verb}(folder, request, {arguments!r})
+        if "memprof.launch.attach.inside" in sys.modules:
+            sys.modules["memprof.launch.attach.inside"].{verb}(folder, request, {arguments!r})
+        else:  # imported beside the job's main thread, which then needs not wait for it
+            import threading
+            threading.Thread(target=load, args=(request,), daemon=True).start()
     except BaseException as error:
         interrupted = None if isinstance(error, Exception) else type(error)
         import traceback
@@ -70,6 +83,7 @@ class Session:
     Attributes:
         process: The process.
         folder: The private folder.
+        lock: The file that is locked while this process attaches.
     """
 
     def __init__(self, pid: int, say: Callable[[str], None], wait_s: float) -> None:
@@ -89,7 +103,7 @@ class Session:
         self._started = started_at(pid)
         self._count = 0
         self._lock = -1
-        self.folder = Path()
+        self.folder = self.lock = Path()
 
     def __enter__(self) -> Self:
         """Takes the lock and makes the folder.
@@ -102,7 +116,8 @@ class Session:
         if base.is_symlink() or base.stat().st_uid != os.geteuid() or base.stat().st_mode & 0o077:
             raise CannotAttachError(f"{base} is not a private folder of this user: remove it, or set TMPDIR.")
         name = f"{self.process.pid}-{self._started}"
-        self._lock = os.open(base / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.lock = base / f"{name}.lock"
+        self._lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -119,26 +134,29 @@ class Session:
     def __exit__(self, *_: object) -> None:
         """Removes the folder and gives up the lock."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        Path(f"{self.folder.parent}/{self.process.pid}-{self._started}.lock").unlink(missing_ok=True)
+        self.lock.unlink(missing_ok=True)
         os.close(self._lock)
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Has the job's main thread run a function of ``inside`` and returns its answer.
+        """Has the job's main thread run a function of ``inside``, once it is imported, and returns its answer.
 
         Raises:
             CannotAttachError: The job's Python does not permit it.
             NoAnswerError: The job ended, or its main thread did not come to the request in time.
         """
+        answer = self._ask(verb, arguments)
+        return self._ask(verb, arguments) if answer.get("is_loaded") else answer
+
+    def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
         request = self.folder / f"request-{self._count}"
-        owner = {"pid": os.getpid(), "started": started_at(os.getpid())}
         script = _SCRIPT.format(
             folder=str(self.folder),
             package=os.path.dirname(os.path.abspath(memprof.__file__)),
             version=__version__,
             request=str(request),
             verb=verb,
-            arguments={**arguments, "owner": owner},
+            arguments=arguments,
         )
         place = Path(f"{request}.py")
         write_private(place, script)

@@ -20,7 +20,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.inventory import Inventory, is_computed
 from memprof.recorder.memory.kept import tensors_of_data
-from memprof.recorder.memory.live_objects import live_objects, live_optimizers
+from memprof.recorder.memory.live_objects import live_objects, live_optimizers, one_search
 from memprof.recorder.memory.references import read_locals, running_frames
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
@@ -28,6 +28,7 @@ from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Nodes of autograd's graphs that are looked at.
 _MOST_NODES = 200_000
+_KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader)
 _SAVED = "_raw_saved_"
 
 
@@ -42,32 +43,34 @@ def write_present(folder: Path) -> None:
     """
     log = RawLog(SpoolWriter(folder))
     log.record("start", describe_process(Window(0, 1), is_late=True))
-    rounds = OptimizerRounds()
-    rounds.meet(live_optimizers(is_late=False))
-    registry = ModuleRegistry(log)
-    inventory = Inventory(log, registry, rounds)
-    with torch._C.DisableTorchFunction(), untraced(), torch.no_grad():
-        registry.scan()
-        inventory.held(None)
-        inventory.models()
-        for optimizer in rounds.alive():
-            inventory.optimizer_state(optimizer)
-            inventory.gradients(optimizer)
-        tensors, names = live_objects(torch.Tensor), _variables()
-        for tensor in tensors:
-            if id(tensor) in names and not is_computed(tensor) and not tensor.requires_grad:
-                inventory.variable(tensor, names[id(tensor)])
-        for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
-            inventory.saved(tensor, name)
-        del tensors
-        inventory.inputs((tensors_of_data(),), {})
-        Devices(log).sample()
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            segments = torch.cuda.memory._snapshot()["segments"]
-            log.record("segments", {"segments": segment_records(segments), "blocks": list(block_rows(segments))})
-    inventory.outside.abandon()
+    with torch._C.DisableTorchFunction(), untraced(), torch.no_grad(), one_search(_KINDS):
+        _write_objects(log)
+    Devices(log).sample()
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        segments = torch.cuda.memory._snapshot()["segments"]
+        log.record("segments", {"segments": segment_records(segments), "blocks": list(block_rows(segments))})
     log.sample_rss()
     log.close()
+
+
+def _write_objects(log: RawLog) -> None:
+    rounds, registry = OptimizerRounds(), ModuleRegistry(log)
+    inventory = Inventory(log, registry, rounds)
+    rounds.meet(live_optimizers(is_late=False))
+    registry.scan()
+    inventory.held(None)
+    inventory.models()
+    for optimizer in rounds.alive():
+        inventory.optimizer_state(optimizer)
+        inventory.gradients(optimizer)
+    tensors, names = live_objects(torch.Tensor), _variables()
+    for tensor in tensors:
+        if id(tensor) in names and not is_computed(tensor) and not tensor.requires_grad:
+            inventory.variable(tensor, names[id(tensor)])
+    for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
+        inventory.saved(tensor, name)
+    inventory.inputs((tensors_of_data(),), {})
+    inventory.outside.abandon()
 
 
 def _variables() -> dict[int, str]:
