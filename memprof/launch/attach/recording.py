@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ def record_running(
             begun(spool)
             for session in sessions:
                 with suppress(NoAnswerError):  # the job has ended: what it has written is packed
-                    session.wait_for(
-                        lambda one=session: _is_over(one) or is_interrupted(), "the job's next step", None
-                    )  # fmt: skip
+                    session.wait_for(partial(_is_over, session, is_interrupted), "the job's next step", None)
         finally:
             for session in sessions:
                 _end(session)
@@ -88,8 +86,8 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
 
 
-def _is_over(session: Session) -> bool:
-    return (session.folder / f"over-{session.process.pid}").exists()
+def _is_over(session: Session, is_interrupted: Callable[[], bool] = lambda: False) -> bool:
+    return is_interrupted() or (session.folder / f"over-{session.process.pid}").exists()
 
 
 def _end(session: Session) -> None:

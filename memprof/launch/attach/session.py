@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import memprof
 from memprof.launch.attach.injection import CannotAttachError, NoAnswerError, inject, run_remotely
 from memprof.launch.attach.processes import JobProcess, describe_state, find_process, started_at
 from memprof.trace.files.private_file import FOLDER_MODE, make_private_folder, write_private
 from memprof.version import __version__
 
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 #: How often the answer is looked for, and after how long a wait is explained.
 _POLL_S, _EXPLAIN_S = 0.01, 2.0
 #: The script that the job runs. Its names are its own, and nothing that it raises reaches the job, but what
@@ -152,7 +152,7 @@ class Session:
         request = self.folder / f"request-{self._count}"
         script = _SCRIPT.format(
             folder=str(self.folder),
-            package=os.path.dirname(os.path.abspath(memprof.__file__)),
+            package=_PACKAGE,
             version=__version__,
             request=str(request),
             verb=verb,
