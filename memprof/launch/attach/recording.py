@@ -17,6 +17,7 @@ from memprof.launch.outcome.output import claim_output, spool_of, write_exit, wr
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.trace.files.pack import PackResult, pack_spool
+from memprof.units import format_count
 
 
 def record_running(
@@ -55,7 +56,11 @@ def record_running(
         try:
             for session in sessions:
                 session.ask("begin", spool=str(spool), steps=steps, light=light, lock=str(session.lock))
-            what = "Ctrl-C, or the job's end," if light else f"{steps} steps of the job, after one that passes,"
+            what = (
+                "Ctrl-C, or the job's end,"
+                if light
+                else f"{format_count(steps, 'step')} of the job, after one that passes,"
+            )
             say(f"recording {what} to {output}; the job goes on afterwards")
             begun(spool)
             for session in sessions:
