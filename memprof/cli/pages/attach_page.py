@@ -16,6 +16,7 @@ from memprof.launch.attach.dump import Dump
 from memprof.launch.attach.processes import JobProcess
 from memprof.machines.host_limits import nearest_limit
 from memprof.trace.schema import NONE, DeviceMemory, Memory, Storages
+from memprof.trace.secrets import mask_words
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -31,7 +32,7 @@ PROCESSES = (
     Column("device_bytes", "device memory", BYTES),
     Column("rss_bytes", "resident", BYTES),
     Column("python", "python", TEXT, lambda one: ".".join(map(str, one.python))),
-    Column("command", "command", TEXT, lambda one: " ".join(one.command)),
+    Column("command", "command", TEXT, lambda one: " ".join(mask_words(one.command))),
 )
 
 

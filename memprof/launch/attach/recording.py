@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from memprof.errors import BadInputError
 from memprof.launch.attach.injection import NoAnswerError
@@ -28,7 +27,6 @@ def record_running(
     light: bool,
     force: bool,
     say: Callable[[str], None],
-    begun: Callable[[Path], Any] = lambda spool: None,
 ) -> PackResult:
     """Records the next steps of processes of one job until they have passed, the job ends, or this is interrupted.
 
@@ -39,7 +37,6 @@ def record_running(
         light: Follow all steps, until this is interrupted.
         force: Overwrite the file if it exists.
         say: Prints what is waited for.
-        begun: Called with the spool folder, which is readable while it grows.
 
     Raises:
         CannotStartError: The file may not be written.
