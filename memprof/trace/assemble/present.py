@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.describe import describe_start, machine_of
+from memprof.trace.assemble.describe import JobRecords, describe_start, machine_of
 from memprof.trace.assemble.device_events import device_samples
 from memprof.trace.assemble.memory.categories import SETTLED
 from memprof.trace.files.spool import ACTIVATION, HELD, INPUT, PARAMETER, Spool, read_spool
 from memprof.trace.importers.columns import read_segments
-from memprof.trace.manifest import Backend, Capture, Manifest, Speed
+from memprof.trace.manifest import Backend, Capture, Manifest
 from memprof.trace.schema import (
     NONE,
     DeviceMemory,
@@ -53,7 +53,7 @@ def read_present(folder: Path) -> list[tuple[Manifest, dict[type[Table], Table]]
     for one in found.values():
         sizes[one["device"]] += one["bytes"]
     devices = sorted(sizes or ["cpu"], key=lambda device: (device == "cpu", -sizes[device]))
-    return [(_manifest(spool, device), _tables(spool, found, device)) for device in devices]
+    return [(_manifest(folder, spool, device), _tables(spool, found, device)) for device in devices]
 
 
 def _storages(spool: Spool, kinds: texts.TensorKinds) -> dict[int, dict[str, Any]]:
@@ -166,6 +166,6 @@ def _tables(spool: Spool, found: dict[int, dict[str, Any]], device: str) -> dict
     }  # fmt: skip
 
 
-def _manifest(spool: Spool, device: str) -> Manifest:
-    common = describe_start(spool, {}, Speed())
+def _manifest(folder: Path, spool: Spool, device: str) -> Manifest:
+    common = describe_start(spool, JobRecords(folder, {}, None))
     return replace(common, machine=machine_of(spool, device, common.machine), backend=_BACKEND, capture=Capture())
