@@ -16,7 +16,7 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
-from memprof.recorder.memory.live_objects import arrays_in_containers, live_objects
+from memprof.recorder.memory.live_objects import arrays_held, live_objects
 from memprof.recorder.memory.references import graph_holders, graphs_over_steps
 from memprof.recorder.memory.tensor_memory import storage_span
 
@@ -389,7 +389,7 @@ class KeptTensors:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)
         arrays: dict[Any, list[Any]] = {}
-        for array in arrays_in_containers() if self._is_whole_run else ():
+        for array in arrays_held() if self._is_whole_run else ():
             self._host_bytes += array.nbytes
             arrays.setdefault((array.shape, array.dtype), []).append(array)
         for alike in arrays.values() if not self._has_addresses else ():  # a light run's growth is that of tensors

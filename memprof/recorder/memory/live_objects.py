@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress, repeat
-from operator import is_, or_
+from operator import is_, not_, or_
 from typing import Any
 
 import torch
@@ -25,6 +26,19 @@ from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
 _TURNS: tuple[Any, Any] = (iter, reversed)
+#: Containers of fewer elements are looked through.
+_FEW = 64
+#: Types, by identity, whose objects hold no array, or are looked through by themselves.
+_NOT_FOLLOWED = set(
+    map(
+        id,
+        (
+            *(list, deque, dict, set, frozenset, type, property, staticmethod, classmethod),
+            *(types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.GetSetDescriptorType),
+            *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GenericAlias, weakref.ref),
+        ),
+    )
+)
 _has_frozen = False
 
 
@@ -94,32 +108,60 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
             gc.enable()
 
 
-def arrays_in_containers() -> list[Any]:
-    """Lists numpy's arrays that lists, deques and dictionaries hold, each once; a view counts as the array it shows.
+def arrays_held() -> list[Any]:
+    """Lists numpy's arrays that other objects hold, each once; a view counts as the array it shows.
 
-    The collector does not follow arrays. Of each container only the first and the last element tell whether to look at
-    the others: a list of numbers may have millions. As in `live_objects`, what reads all containers is no Python code.
+    The collector does not follow arrays. Of lists, deques and dictionaries of more than a few elements, only the first
+    and the last tell whether to look at the others: a list of numbers may have millions. Of all other objects (tuples,
+    instances with attributes, closures, other kinds of containers), whatever they refer to is looked at. As in
+    `live_objects`, what reads them is no Python code.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
-    kind, found = numpy.ndarray, {}
+    kind, roots = numpy.ndarray, {}
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for array in (*_in_containers(kind), *_in_others(kind)):
+            while type(array.base) is kind:
+                array = array.base  # noqa: PLW2901 - a view's
+            if array.base is None and array.nbytes:
+                roots[id(array)] = array
+    finally:
+        if collects:
+            gc.enable()
+    return list(roots.values())
+
+
+def _in_containers(kind: type) -> list[Any]:
+    """Returns the objects of exactly a type in lists, deques and dictionaries."""
     containers = live_objects((list, deque, dict))
+    found: list[Any] = []
     held: Any
     for held in (list, deque, dict):
         alike = list(compress(containers, map(is_, map(type, containers), repeat(held))))
-        values = (map(dict.values, alike) if held is dict else alike for _ in range(2))
-        ends = (map(next, map(turn, one), repeat(None)) for turn, one in zip(_TURNS, values, strict=True))
-        first, last = (map(is_, map(type, end), repeat(kind)) for end in ends)
-        for some in list(compress(alike, map(or_, first, last))):
-            for one in list(some.values() if held is dict else some):
-                array = one
-                while type(array) is kind and type(array.base) is kind:
-                    array = array.base
-                if type(array) is kind and array.base is None and array.nbytes:
-                    found[id(array)] = array
+        values = (map(dict.values, alike) if held is dict else alike for _ in _TURNS)
+        sides = zip(_TURNS, values, strict=True)
+        first, last = (map(is_, map(type, map(next, map(turn, one), repeat(None))), repeat(kind)) for turn, one in sides)
+        is_looked_at = map(or_, map(or_, first, last), map(_FEW.__gt__, map(len, alike)))
+        chosen = compress(map(dict.values, alike) if held is dict else alike, is_looked_at)
+        found += _of_type(chain.from_iterable(chosen), kind)
     containers.clear()  # it is a list, and has found itself: nothing would free it, nor what it holds
-    return list(found.values())
+    return found
+
+
+def _in_others(kind: type) -> list[Any]:
+    """Returns the objects of exactly a type to which anything else refers."""
+    objects = chain.from_iterable(map(gc.get_objects, reversed(range(len(gc.get_count())))))
+    twice = chain.from_iterable(map(repeat, objects, repeat(2)))
+    others = compress(twice, map(not_, map(_NOT_FOLLOWED.__contains__, map(id, map(type, twice)))))
+    return _of_type(chain.from_iterable(map(gc.get_referents, others)), kind)
+
+
+def _of_type(values: Iterator[Any], kind: type) -> list[Any]:
+    twice = chain.from_iterable(map(repeat, values, repeat(2)))
+    return list(compress(twice, map(is_, map(type, twice), repeat(kind))))
 
 
 def outermost_modules() -> list[torch.nn.Module]:
