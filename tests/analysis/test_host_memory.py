@@ -156,7 +156,7 @@ def test_growth_of_a_trainer_has_its_cause(used: int, free: int, blocks: int, ca
     ("counted_at", "share", "cause"),
     [
         ((10, 40), 0.9, "(tensors or numpy arrays that Python holds)"),
-        ((20, 30, 50), 0.0, "(C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew)"),
+        ((20, 30, 50), 0.0, "(C code or a library: tensors and numpy arrays hardly grew)"),
         ((20, 50), 0.4, "(tensors, numpy arrays, or C code)"),  # some of each
         ((40,), 0.9, "(tensors, numpy arrays, or C code)"),  # counted once
         ((10, 59), 0.0, "(tensors, numpy arrays, or C code)"),  # at the end variables are gone

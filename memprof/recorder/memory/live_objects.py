@@ -12,7 +12,8 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, compress, repeat
+from heapq import nlargest
+from itertools import chain, compress, count, islice, repeat
 from operator import is_, not_, or_
 from typing import Any
 
@@ -26,8 +27,6 @@ from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
 _TURNS: tuple[Any, Any] = (iter, reversed)
-#: Containers of fewer elements are looked through.
-_FEW = 64
 #: Types, by identity, whose objects hold no array, or are looked through by themselves.
 _NOT_FOLLOWED = set(
     map(
@@ -39,7 +38,16 @@ _NOT_FOLLOWED = set(
         ),
     )
 )
+#: Containers that are compared, of which so many elements are sized, through so many references, at most this many.
+_MOST_CONTAINERS, _LEVELS, _MOST_SIZED = 32, 4, 4096
+#: What elements refer to and have in common; how builtin objects are sized without code of the job; and what the
+#: collector adds to each.
+_SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, type(None), bool)
+_SIZES: dict[type, Any] = {kind: kind.__sizeof__ for kind in (list, dict, set, tuple, str, bytes, int, float, deque)}
+_HEADER_BYTES = 16
+
 _has_frozen = False
+_old_objects = 0  # of the collector's oldest generation, at the first search for arrays
 
 
 def freeze_imports() -> None:
@@ -111,9 +119,9 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
 def arrays_held() -> list[Any]:
     """Lists numpy's arrays that other objects hold, each once; a view counts as the array it shows.
 
-    The collector does not follow arrays. Of lists, deques and dictionaries of more than a few elements, only the first
-    and the last tell whether to look at the others: a list of numbers may have millions. Of all other objects (tuples,
-    instances with attributes, closures, other kinds of containers), whatever they refer to is looked at. As in
+    The collector does not follow arrays. Of lists, deques and dictionaries only the first and the last element tell
+    whether to look at the others: a list of numbers may have millions. Of all other objects (tuples, instances with
+    attributes, closures), what they refer to is looked at, of those older than the first search only then. As in
     `live_objects`, what reads them is no Python code.
     """
     numpy = sys.modules.get("numpy")
@@ -141,27 +149,59 @@ def _in_containers(kind: type) -> list[Any]:
     held: Any
     for held in (list, deque, dict):
         alike = list(compress(containers, map(is_, map(type, containers), repeat(held))))
-        values = (map(dict.values, alike) if held is dict else alike for _ in _TURNS)
-        sides = zip(_TURNS, values, strict=True)
-        first, last = (map(is_, map(type, map(next, map(turn, one), repeat(None))), repeat(kind)) for turn, one in sides)
-        is_looked_at = map(or_, map(or_, first, last), map(_FEW.__gt__, map(len, alike)))
-        chosen = compress(map(dict.values, alike) if held is dict else alike, is_looked_at)
-        found += _of_type(chain.from_iterable(chosen), kind)
+        values = (map(dict.values, alike) if held is dict else alike for _ in range(3))
+        ends = (
+            map(next, map(turn, one), repeat(None))
+            for turn, one in zip(_TURNS, (next(values), next(values)), strict=True)
+        )
+        first, last = (map(is_, map(type, end), repeat(kind)) for end in ends)
+        found += _of_type(chain.from_iterable(compress(next(values), map(or_, first, last))), kind)
     containers.clear()  # it is a list, and has found itself: nothing would free it, nor what it holds
     return found
 
 
 def _in_others(kind: type) -> list[Any]:
-    """Returns the objects of exactly a type to which anything else refers."""
-    objects = chain.from_iterable(map(gc.get_objects, reversed(range(len(gc.get_count())))))
+    """Returns the objects of exactly a type to which others refer that are younger than the first search."""
+    global _old_objects  # noqa: PLW0603 - one garbage collector per process
+    *younger, oldest = range(len(gc.get_count()))
+    old = islice(gc.get_objects(oldest), _old_objects, None)
+    # One generation at a time: lists of all of them would find each other.
+    objects = chain(old, chain.from_iterable(map(gc.get_objects, reversed(younger))))
     twice = chain.from_iterable(map(repeat, objects, repeat(2)))
     others = compress(twice, map(not_, map(_NOT_FOLLOWED.__contains__, map(id, map(type, twice)))))
-    return _of_type(chain.from_iterable(map(gc.get_referents, others)), kind)
+    found = _of_type(chain.from_iterable(map(gc.get_referents, others)), kind)
+    _old_objects = _old_objects or len(gc.get_objects(oldest))
+    return found
 
 
 def _of_type(values: Iterator[Any], kind: type) -> list[Any]:
     twice = chain.from_iterable(map(repeat, values, repeat(2)))
     return list(compress(twice, map(is_, map(type, twice), repeat(kind))))
+
+
+def largest_containers() -> list[Any]:
+    """Lists the lists, deques, dictionaries and sets of most elements, largest first; without subclasses."""
+    kinds = (list, deque, dict, set)
+    found = live_objects(kinds)
+    alike = list(compress(found, map(set(map(id, kinds)).__contains__, map(id, map(type, found)))))
+    found.clear()
+    largest = nlargest(_MOST_CONTAINERS, zip(map(len, alike), count(), strict=False))
+    chosen = [alike[place] for _, place in largest]
+    alike.clear()
+    return chosen
+
+
+def entries_bytes(container: Any) -> int:
+    """Returns about the bytes of a container's elements, by some of them and what these refer to."""
+    values = list(islice(container.values() if type(container) is dict else container, _MOST_CONTAINERS))
+    seen: dict[int, Any] = {}
+    level = values
+    for _ in range(_LEVELS):
+        fresh = [one for one in level if id(one) not in seen and not issubclass(type(one), _SHARED)][:_MOST_SIZED]
+        seen |= {id(one): one for one in fresh}
+        level = gc.get_referents(*fresh)
+    sizes = sum(_SIZES.get(type(one), object.__sizeof__)(one) + _HEADER_BYTES for one in seen.values())
+    return int(sizes) * len(container) // max(len(values), 1)
 
 
 def outermost_modules() -> list[torch.nn.Module]:
