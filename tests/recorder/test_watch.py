@@ -209,7 +209,7 @@ def test_arrays_held_are_those_that_hold_memory(tmp_path: Path) -> None:
     arrays_held()  # objects that are younger than the first search are looked at
     (tmp_path / "rows.bin").write_bytes(bytes(4096))
     mapped = np.memmap(tmp_path / "rows.bin", dtype=np.uint8, mode="r")
-    made = [np.ones(3), np.ones(4), np.array([object()], dtype=object), np.ones(5), np.ones(6)]
+    made = [np.ones(3), np.ones(4), np.array([object()], dtype=object), np.ones(5), np.ones(6), np.ones(7)]
 
     class Metric:
         first, predictions, last = 0, (), 0
@@ -220,7 +220,7 @@ def test_arrays_held_are_those_that_hold_memory(tmp_path: Path) -> None:
         {"epoch": 1, "outputs": made[1]},
         deque([made[2]]),
         deque([1, 2]),
-        {},
+        {"untracked": {1: made[5]}},
         ("label", made[3]),
         (metric := Metric()),
     ]

@@ -149,6 +149,9 @@ def _in_containers(kind: type) -> list[Any]:
     held: Any
     for held in (list, deque, dict):
         alike = list(compress(containers, map(is_, map(type, containers), repeat(held))))
+        if held is dict:  # the collector does not follow one of numbers, texts and arrays alone
+            inner = _of_type(chain.from_iterable(map(dict.values, alike)), dict)
+            alike += compress(inner, map(not_, map(gc.is_tracked, inner)))
         values = (map(dict.values, alike) if held is dict else alike for _ in range(3))
         ends = (
             map(next, map(turn, one), repeat(None))
