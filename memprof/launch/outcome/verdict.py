@@ -87,7 +87,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.report.notes import describe_steps
     from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
-    from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
+    from memprof.trace.files.spool import COMPILED, DRY_RUN, KILLED, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
@@ -95,7 +95,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     forecast = HostForecast.of(trace, use)
     expected = "" if forecast is None else f"Host memory to expect: {forecast.headline}."
     of_host = " ".join(filter(None, (expected, *(forecast or use).warnings())))
-    ends = tuple(note for note in trace.manifest.notes if note.startswith(RAN_OUT))
+    ends = tuple(note for note in trace.manifest.notes if note.startswith((RAN_OUT, KILLED)))
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     if compared is not None and compared.worst is not None:
         trace = trace.rank_trace(compared.worst)
