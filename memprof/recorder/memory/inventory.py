@@ -118,6 +118,19 @@ class Inventory:
         for tensor in tensors_in([args, kwargs]):
             self._state(tensor, INPUT, "", -1)
 
+    def saved(self, tensor: torch.Tensor, node: str) -> None:
+        """Logs a tensor that an autograd node has saved.
+
+        Args:
+            tensor: The tensor.
+            node: The node's type, which names it.
+        """
+        self._state(tensor, ACTIVATION, node, -1)
+
+    def variable(self, tensor: torch.Tensor, name: str) -> None:
+        """Logs a tensor that a variable of the job refers to, and that was not computed from a parameter."""
+        self._state(tensor, HELD, name, -1)
+
     def held(self, remember: Callable[[torch.Tensor], None] | None) -> None:
         """Logs every tensor held by Python, to identify what was allocated before the recording.
 

@@ -1,0 +1,163 @@
+"""What an attach runs in the job, on its main thread: each function writes its answer beside the request."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.launch import child
+from memprof.recorder.light.recorder import LightRecorder
+from memprof.recorder.machine import find_rank, is_loader_worker
+from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.present import write_present
+from memprof.recorder.recorder import Recorder
+from memprof.recorder.steps.update_hooks import UpdateHooks
+from memprof.recorder.steps.window import Window
+
+#: How often it is looked whether the recording is over, or the attaching command gone.
+_POLL_S = 0.1
+_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_recording: Recording | None = None
+
+
+def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Writes what is alive now to the folder ``present``."""
+    begun = time.perf_counter(), time.thread_time()
+    write_present(Path(folder) / "present")
+    ended = time.perf_counter(), time.thread_time()
+    _answer(
+        request,
+        pause_s=ended[0] - begun[0],
+        processor_s=ended[1] - begun[1],
+        rank=find_rank(os.environ)[0],
+        is_worker=is_loader_worker(),
+    )
+
+
+def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Begins a recording at the job's next step: `spool`, `steps`, whether `light`, and the `lock` of the attach."""
+    global _recording  # noqa: PLW0603 - one recording per process
+    if child.is_recording() or (_recording is not None and not _recording.is_over):
+        raise RuntimeError("the job is being recorded already")
+    _recording = Recording(Path(folder), arguments)
+    _recording.begin()
+    _answer(request, rank=find_rank(os.environ)[0])
+
+
+def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Ends the recording, at once or after the backward that is running."""
+    if _recording is not None:
+        _recording.end_soon()
+    _answer(request)
+
+
+class Recording:
+    """A recording of this process that an attach has begun. It goes on until its window is over or the attach ends.
+
+    Attributes:
+        is_over: Its hooks are removed.
+    """
+
+    def __init__(self, folder: Path, arguments: Mapping[str, Any]) -> None:
+        """Prepares it; see `begin`."""
+        self.is_over = False
+        self._folder, self._lock = folder, str(arguments["lock"])
+        self._process = os.getpid()
+        spool = Path(arguments["spool"]) / f"process-{self._process}"
+        self._recorder: Recorder | LightRecorder
+        if arguments["light"]:
+            self._recorder = LightRecorder(spool, is_late=True)
+        else:
+            self._recorder = Recorder(spool, Window(skip=1, steps=int(arguments["steps"])), is_late=True)
+        self._updates: UpdateHooks | None = UpdateHooks(None, self._after_update)
+        self._end = _PendingCall(self._end_now)  # kept: the interpreter holds no reference to it
+
+    def begin(self) -> None:
+        """Begins after the next update, so that steps are whole; at once in a job without optimizers."""
+        atexit.register(self._at_exit)
+        if live_objects(torch.optim.Optimizer) and self._updates is not None:
+            self._updates.install()
+        else:
+            self._install()
+        threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
+
+    def end_soon(self) -> None:
+        """Has the main thread end it between two bytecodes, outside of backward."""
+        ctypes.pythonapi.Py_AddPendingCall(self._end, None)
+
+    def _after_update(self, *_: Any) -> None:
+        if self._updates is not None and self._updates.is_last():
+            self._install()
+
+    def _install(self) -> None:
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+            self._recorder.install()
+
+    def _end_now(self, _: object) -> int:
+        with suppress(Exception):  # nothing may reach the job
+            if torch._C._current_graph_task_id() == -1:
+                self._finish("the attaching command ended it", None)
+            elif not self.is_over:
+                threading.Timer(_POLL_S, self.end_soon).start()
+        return 0
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        with suppress(Exception):  # nothing may reach the job
+            self._finish("the job ended", error)
+
+    def _finish(self, reason: str, error: BaseException | None) -> None:
+        if self.is_over or os.getpid() != self._process:
+            return
+        self.is_over = True
+        atexit.unregister(self._at_exit)
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+        else:
+            self._recorder.finish(reason, error)
+        with suppress(OSError):  # the attaching command was killed, and its folder removed by another
+            (self._folder / f"over-{self._process}").write_text(self._recorder.failure, encoding="utf-8")
+
+    def _watch(self) -> None:
+        """Ends the recording once its window is over, or the attaching command gone, whose lock is then free."""
+        while not self.is_over:
+            time.sleep(_POLL_S)
+            if self._recorder.is_closed or self._recorder.failure or _is_free(self._lock):
+                self.end_soon()
+                time.sleep(_POLL_S)
+
+
+def _is_free(lock: str) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _answer(request: str, **answer: Any) -> None:
+    with open(f"{request}.new", "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+    os.rename(f"{request}.new", f"{request}.json")

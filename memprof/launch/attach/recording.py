@@ -1,0 +1,106 @@
+"""A recording of jobs that are running: begun and ended in each of them, and packed here."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import BadInputError
+from memprof.launch.attach.injection import NoAnswerError
+from memprof.launch.attach.session import Session
+from memprof.launch.outcome.output import claim_output, spool_of, write_exit, write_launch
+from memprof.launch.parent.settings import Settings
+from memprof.launch.parent.target import Target
+from memprof.trace.files.pack import PackResult, pack_spool
+
+
+def record_running(
+    sessions: Sequence[Session],
+    output: Path,
+    *,
+    steps: int,
+    light: bool,
+    force: bool,
+    say: Callable[[str], None],
+    begun: Callable[[Path], Any] = lambda spool: None,
+) -> PackResult:
+    """Records the next steps of processes of one job until they have passed, the job ends, or this is interrupted.
+
+    Args:
+        sessions: An open attach to each process.
+        output: The file to write.
+        steps: Steps to record.
+        light: Follow all steps, until this is interrupted.
+        force: Overwrite the file if it exists.
+        say: Prints what is waited for.
+        begun: Called with the spool folder, which is readable while it grows.
+
+    Raises:
+        CannotStartError: The file may not be written.
+        NoAnswerError: A process ended or did not answer.
+        BadInputError: No step ended meanwhile.
+    """
+    process = sessions[0].process
+    target = Target(process.command, _program_of(process.command))
+    settings = Settings(output=output, force=force, quiet=True, skip=1, steps=steps, light=light)
+    output = claim_output(target, settings, "")
+    spool = spool_of(output).resolve()
+    write_launch(spool, target, settings)
+    with _interrupts() as is_interrupted:
+        try:
+            for session in sessions:
+                session.ask("begin", spool=str(spool), steps=steps, light=light, lock=str(session.lock))
+            what = "Ctrl-C, or the job's end," if light else f"{steps} steps of the job, after one that passes,"
+            say(f"recording {what} to {output}; the job goes on afterwards")
+            begun(spool)
+            for session in sessions:
+                with suppress(NoAnswerError):  # the job has ended: what it has written is packed
+                    session.wait_for(
+                        lambda one=session: _is_over(one) or is_interrupted(), "the job's next step", None
+                    )  # fmt: skip
+        finally:
+            for session in sessions:
+                _end(session)
+    if not any(spool.glob("process-*/")):
+        shutil.rmtree(spool, ignore_errors=True)
+        raise NoAnswerError(f"{output} is not written: no step of the job began meanwhile.")
+    write_exit(spool, 0)
+    try:
+        return pack_spool(spool, output)
+    except BadInputError:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Has Ctrl-C set a mark instead of raising, which the job's own handling of it would interrupt."""
+    seen: list[int] = []
+    with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            former = signal.signal(number, lambda got, _: seen.append(got))
+            stack.callback(signal.signal, number, former)
+        yield lambda: bool(seen)
+
+
+def _is_over(session: Session) -> bool:
+    return (session.folder / f"over-{session.process.pid}").exists()
+
+
+def _end(session: Session) -> None:
+    """Ends the recording of a process, and waits until its hooks are removed."""
+    with suppress(NoAnswerError):  # it has ended
+        if not _is_over(session) and session.is_running():
+            session.ask("end")
+            session.wait_for(lambda: _is_over(session), "the job to end the recording", 60.0)
+
+
+def _program_of(command: Sequence[str]) -> str:
+    """Returns the script or module of a command line of Python."""
+    words = [word for word in command[1:] if not word.startswith("-")]
+    return words[0] if words else command[0]
