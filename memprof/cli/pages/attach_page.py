@@ -9,13 +9,14 @@ from typing import Any
 
 from memprof.analysis.report import report_tables, run_tables
 from memprof.analysis.report.report import Report, build_report
-from memprof.analysis.table import BYTES, COUNT, NUMBER, SHARE, TEXT, Column, FactTable, records, shown
 from memprof.analysis.report.table_rows import find_largest
+from memprof.analysis.table import BYTES, COUNT, NUMBER, SHARE, TEXT, Column, FactTable, records, shown
 from memprof.cli.page import Page
 from memprof.launch.attach.dump import Dump
 from memprof.launch.attach.processes import JobProcess
 from memprof.machines.host_limits import nearest_limit
 from memprof.trace.schema import NONE, DeviceMemory, Memory, Storages
+from memprof.trace.secrets import mask_words
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -31,7 +32,7 @@ PROCESSES = (
     Column("device_bytes", "device memory", BYTES),
     Column("rss_bytes", "resident", BYTES),
     Column("python", "python", TEXT, lambda one: ".".join(map(str, one.python))),
-    Column("command", "command", TEXT, lambda one: " ".join(one.command)),
+    Column("command", "command", TEXT, lambda one: " ".join(mask_words(one.command))),
 )
 
 
@@ -96,8 +97,8 @@ def _facts(trace: Trace, report: Report) -> list[str]:
     if reserved is not None:
         live = report.shown.by_category.total_bytes
         found.append(
-            f"{format_bytes(reserved)} reserved, {format_bytes(reserved - live)} of it free inside segments; the device "
-            f"has {format_bytes(capacity)}: {format_bytes(capacity - reserved)} beyond what this process reserves."
+            f"{format_bytes(reserved)} reserved, {format_bytes(reserved - live)} of it free inside segments; the "
+            f"device has {format_bytes(capacity)}, {format_bytes(capacity - reserved)} more than that."
         )
     rss = int(trace.table(Memory).host_rss_bytes[0])
     if rss != NONE:
@@ -116,35 +117,44 @@ def dump_json(dumps: Sequence[Dump], rows: int | None) -> dict[str, Any]:
 
 
 def _one_json(dump: Dump, rows: int | None) -> dict[str, Any]:
-    devices = []
-    for trace in dump.traces:
-        report = build_report(trace)
-        memory, storages = trace.table(Memory), trace.table(Storages)
-        devices.append(
-            {
-                "device": str(memory.device[0]),
-                "allocated_bytes": report.shown.by_category.total_bytes,
-                "reserved_bytes": report.reserved_bytes,
-                "capacity_bytes": trace.manifest.machine.capacity_bytes,
-                "host_rss_bytes": int(memory.host_rss_bytes[0]),
-                "storages": len(storages),
-                "by_category": [
-                    {"category": one.category, "bytes": one.bytes} for one in report_tables.category_rows(report)
-                ],
-                "by_module": [
-                    {"module": one.of_node(one.tree.names), "type": one.of_node(one.tree.types),
-                     "bytes": one.row.own_bytes, "storages": one.storages}
-                    for one in report_tables.module_rows(report.tree, report.shown.by_module)
-                ],
-                "by_dtype": [{"dtype": dtype, "bytes": size, "storages": count} for dtype, size, count in by_dtype(report)],
-                "largest": [
-                    {"bytes": one.allocated_bytes, "category": one.category, "name": one.name or None,
-                     "module": one.module, "shape": one.shape, "dtype": one.dtype}
-                    for one in find_largest(report.shown.holding, report.sources, rows or _ROWS)
-                ],
-            }
-        )  # fmt: skip
+    devices = [_device_json(trace, rows) for trace in dump.traces]
     return {"pid": dump.pid, "rank": dump.rank, "pause_us": dump.pause_s * 1e6, "devices": devices}
+
+
+def _device_json(trace: Trace, rows: int | None) -> dict[str, Any]:
+    report, memory = build_report(trace), trace.table(Memory)
+    modules = report_tables.module_rows(report.tree, report.shown.by_module)
+    largest = find_largest(report.shown.holding, report.sources, rows or _ROWS)
+    return {
+        "device": str(memory.device[0]),
+        "allocated_bytes": report.shown.by_category.total_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "capacity_bytes": trace.manifest.machine.capacity_bytes,
+        "host_rss_bytes": int(memory.host_rss_bytes[0]),
+        "storages": len(trace.table(Storages)),
+        "by_category": [{"category": one.category, "bytes": one.bytes} for one in report_tables.category_rows(report)],
+        "by_module": [
+            {
+                "module": one.of_node(one.tree.names),
+                "type": one.of_node(one.tree.types),
+                "bytes": one.row.own_bytes,
+                "storages": one.storages,
+            }
+            for one in modules
+        ],
+        "by_dtype": [{"dtype": dtype, "bytes": size, "storages": count} for dtype, size, count in by_dtype(report)],
+        "largest": [
+            {
+                "bytes": one.allocated_bytes,
+                "category": one.category,
+                "name": one.name or None,
+                "module": one.module,
+                "shape": one.shape,
+                "dtype": one.dtype,
+            }
+            for one in largest
+        ],
+    }
 
 
 def fill_list(page: Page, found: Sequence[JobProcess]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.page import show
 from memprof.errors import UsageError
 from memprof.harmless import notify
 
@@ -57,6 +56,7 @@ def attach(
     a training process or a launcher, such as torchrun, whose ranks are then attached together. The exit status is 2 if
     the process may not be attached to, and 3 if it ended or did not answer in time.
     """
+    from memprof.cli.page import show  # slow to import: the help needs none of it
     from memprof.cli.pages.attach_page import dump_json, fill_dump, fill_list, list_json
     from memprof.launch.attach.processes import list_processes, ranks_below
 

@@ -112,7 +112,7 @@ def inject(pid: int, code: str) -> None:
     raise NoAnswerError(f"no thread of process {pid} could be stopped: it waits for a device or a file, or has ended.")
 
 
-# -- the instructions ---------------------------------------------------------------------------------------------------
+# -- the instructions -------------------------------------------------------------------------------------------------
 
 
 def _instructions(add: int, run: int, text: int, resume: int) -> bytes:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from memprof.recorder.steps.window import Window
 
 #: How often it is looked whether the recording is over, or the attaching command gone.
 _POLL_S = 0.1
+#: Inside these, torch may be walking through its table of hooks.
+_OPTIMIZERS = ("torch.optim",)
 _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
 
@@ -81,39 +84,57 @@ class Recording:
             self._recorder = LightRecorder(spool, is_late=True)
         else:
             self._recorder = Recorder(spool, Window(skip=1, steps=int(arguments["steps"])), is_late=True)
-        self._updates: UpdateHooks | None = UpdateHooks(None, self._after_update)
-        self._end = _PendingCall(self._end_now)  # kept: the interpreter holds no reference to it
+        self._updates: UpdateHooks | None = None
+        self._is_begun, self._is_ending = False, False
+        self._call = _PendingCall(self._step)  # kept: the interpreter holds no reference to it
 
     def begin(self) -> None:
-        """Begins after the next update, so that steps are whole; at once in a job without optimizers."""
+        """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
         atexit.register(self._at_exit)
-        if live_objects(torch.optim.Optimizer) and self._updates is not None:
-            self._updates.install()
-        else:
-            self._install()
+        self._step(None)
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 
     def end_soon(self) -> None:
-        """Has the main thread end it between two bytecodes, outside of backward."""
-        ctypes.pythonapi.Py_AddPendingCall(self._end, None)
+        """Ends it after the next update, or where the job is in no call of torch's."""
+        self._is_ending = True
+        self._call_soon()
+
+    def _call_soon(self) -> None:
+        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+
+    def _step(self, _: object) -> int:
+        """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
+        with suppress(Exception):  # nothing may reach the job
+            if self._is_idle():
+                return 0
+            if self._recorder.is_closed or (_is_outside_torch() and (self._is_ending or not _has_optimizers())):
+                self._go_on()
+            elif self._updates is None and not _is_within(_OPTIMIZERS):
+                self._updates = UpdateHooks(None, self._after_update)
+                self._updates.install()
+        return 0
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do: the recording runs, or is over."""
+        return self.is_over or (self._is_begun and not self._is_ending)
 
     def _after_update(self, *_: Any) -> None:
+        # Hooks may be added and removed here if no other is called after this one.
         if self._updates is not None and self._updates.is_last():
-            self._install()
+            self._go_on()
 
-    def _install(self) -> None:
+    def _go_on(self) -> None:
+        self._remove_hook()
+        if self._is_ending:
+            self._finish("the attaching command ended it", None)
+        elif not self._is_begun:
+            self._is_begun = True
+            self._recorder.install()
+
+    def _remove_hook(self) -> None:
         if self._updates is not None:
             self._updates.remove()
             self._updates = None
-            self._recorder.install()
-
-    def _end_now(self, _: object) -> int:
-        with suppress(Exception):  # nothing may reach the job
-            if torch._C._current_graph_task_id() == -1:
-                self._finish("the attaching command ended it", None)
-            elif not self.is_over:
-                threading.Timer(_POLL_S, self.end_soon).start()
-        return 0
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -125,10 +146,8 @@ class Recording:
             return
         self.is_over = True
         atexit.unregister(self._at_exit)
-        if self._updates is not None:
-            self._updates.remove()
-            self._updates = None
-        else:
+        self._remove_hook()
+        if self._is_begun and not self._recorder.is_closed:
             self._recorder.finish(reason, error)
         with suppress(OSError):  # the attaching command was killed, and its folder removed by another
             (self._folder / f"over-{self._process}").write_text(self._recorder.failure, encoding="utf-8")
@@ -138,8 +157,28 @@ class Recording:
         while not self.is_over:
             time.sleep(_POLL_S)
             if self._recorder.is_closed or self._recorder.failure or _is_free(self._lock):
-                self.end_soon()
-                time.sleep(_POLL_S)
+                self._is_ending = True
+            if not self._is_idle():
+                self._call_soon()
+
+
+def _has_optimizers() -> bool:
+    return bool(live_objects(torch.optim.Optimizer))
+
+
+def _is_outside_torch() -> bool:
+    """Whether the main thread runs the job's own code, called by nothing of torch's, outside of backward."""
+    return torch._C._current_graph_task_id() == -1 and not _is_within(("torch.", "memprof.recorder."))
+
+
+def _is_within(modules: tuple[str, ...]) -> bool:
+    """Whether a function of some modules, by the beginning of their names, has called what runs now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(modules):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_free(lock: str) -> bool:

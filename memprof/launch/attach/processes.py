@@ -60,7 +60,9 @@ def find_process(pid: int) -> JobProcess:
     if not sys.platform.startswith("linux"):
         raise CannotAttachError(f"memprof attach needs Linux, and this is {sys.platform}: record the job instead.")
     if pid == os.getpid():
-        raise CannotAttachError(f"process {pid} is this command itself: give the job's, as memprof attach --list has it.")
+        raise CannotAttachError(
+            f"process {pid} is this command itself: give the job's, as memprof attach --list has it."
+        )
     status = _status(pid)
     if not status or status["State"][:1] in "ZX":
         raise NoAnswerError(f"process {pid} does not exist, or has ended.")

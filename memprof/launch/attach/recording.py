@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from memprof.errors import BadInputError
 from memprof.launch.attach.injection import NoAnswerError
@@ -17,6 +16,7 @@ from memprof.launch.outcome.output import claim_output, spool_of, write_exit, wr
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.trace.files.pack import PackResult, pack_spool
+from memprof.units import format_count
 
 
 def record_running(
@@ -27,7 +27,6 @@ def record_running(
     light: bool,
     force: bool,
     say: Callable[[str], None],
-    begun: Callable[[Path], Any] = lambda spool: None,
 ) -> PackResult:
     """Records the next steps of processes of one job until they have passed, the job ends, or this is interrupted.
 
@@ -38,7 +37,6 @@ def record_running(
         light: Follow all steps, until this is interrupted.
         force: Overwrite the file if it exists.
         say: Prints what is waited for.
-        begun: Called with the spool folder, which is readable while it grows.
 
     Raises:
         CannotStartError: The file may not be written.
@@ -55,14 +53,16 @@ def record_running(
         try:
             for session in sessions:
                 session.ask("begin", spool=str(spool), steps=steps, light=light, lock=str(session.lock))
-            what = "Ctrl-C, or the job's end," if light else f"{steps} steps of the job, after one that passes,"
+            what = (
+                "Ctrl-C, or the job's end,"
+                if light
+                else f"{format_count(steps, 'step')} of the job, after one that passes,"
+            )
             say(f"recording {what} to {output}; the job goes on afterwards")
             begun(spool)
             for session in sessions:
                 with suppress(NoAnswerError):  # the job has ended: what it has written is packed
-                    session.wait_for(
-                        lambda one=session: _is_over(one) or is_interrupted(), "the job's next step", None
-                    )  # fmt: skip
+                    session.wait_for(partial(_is_over, session, is_interrupted), "the job's next step", None)
         finally:
             for session in sessions:
                 _end(session)
@@ -88,8 +88,8 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
 
 
-def _is_over(session: Session) -> bool:
-    return (session.folder / f"over-{session.process.pid}").exists()
+def _is_over(session: Session, is_interrupted: Callable[[], bool] = lambda: False) -> bool:
+    return is_interrupted() or (session.folder / f"over-{session.process.pid}").exists()
 
 
 def _end(session: Session) -> None:

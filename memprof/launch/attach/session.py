@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import memprof
 from memprof.launch.attach.injection import CannotAttachError, NoAnswerError, inject, run_remotely
 from memprof.launch.attach.processes import JobProcess, describe_state, find_process, started_at
 from memprof.trace.files.private_file import FOLDER_MODE, make_private_folder, write_private
 from memprof.version import __version__
 
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 #: How often the answer is looked for, and after how long a wait is explained.
 _POLL_S, _EXPLAIN_S = 0.01, 2.0
 #: The script that the job runs. Its names are its own, and nothing that it raises reaches the job, but what
@@ -71,6 +71,7 @@ try:
     run()
 except BaseException:
     pass
+globals().clear()  # the functions and this dictionary refer to each other
 """
 
 
@@ -118,13 +119,14 @@ class Session:
         name = f"{self.process.pid}-{self._started}"
         self.lock = base / f"{name}.lock"
         self._lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise CannotAttachError(
-                f"another memprof attach to process {self.process.pid} is under way: end it first."
-            ) from None
+        until = time.monotonic() + _EXPLAIN_S / 2  # a job whose attach was killed looks for a moment whether it is free
+        while not _locks(self._lock):
+            if time.monotonic() > until:
+                os.close(self._lock)
+                raise CannotAttachError(
+                    f"another memprof attach to process {self.process.pid} is under way: end it first."
+                )
+            time.sleep(_POLL_S)
         for old in base.glob(f"{name}-*"):  # of one that was killed
             shutil.rmtree(old, ignore_errors=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
@@ -152,7 +154,7 @@ class Session:
         request = self.folder / f"request-{self._count}"
         script = _SCRIPT.format(
             folder=str(self.folder),
-            package=os.path.dirname(os.path.abspath(memprof.__file__)),
+            package=_PACKAGE,
             version=__version__,
             request=str(request),
             verb=verb,
@@ -208,6 +210,14 @@ class Session:
         return started_at(self.process.pid) == self._started
 
 
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _is_answered(request: Path) -> bool:
     return Path(f"{request}.json").exists() or Path(f"{request}.error").exists()
 
@@ -215,6 +225,6 @@ def _is_answered(request: Path) -> bool:
 def _one_line(path: str) -> str:
     """Returns code that runs a script if it is there; it raises nothing and leaves no name in the job's module."""
     return (
-        f"try: exec(__import__('builtins').open({path!a},'rb').read(),{{'__name__':'memprof attach'}})\n"
+        f"try: exec(__import__('pathlib').Path({path!a}).read_bytes(),{{'__name__':'memprof attach'}})\n"
         "except BaseException: pass\n"
     )

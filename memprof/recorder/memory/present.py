@@ -29,6 +29,7 @@ from memprof.trace.files.spool_writer import SpoolWriter
 #: Nodes of autograd's graphs that are looked at.
 _MOST_NODES = 200_000
 _KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader)
+_cuda: Any = torch.cuda  # not annotated in torch
 _SAVED = "_raw_saved_"
 
 
@@ -46,7 +47,7 @@ def write_present(folder: Path) -> None:
     with torch._C.DisableTorchFunction(), untraced(), torch.no_grad(), one_search(_KINDS):
         _write_objects(log)
     Devices(log).sample()
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         segments = torch.cuda.memory._snapshot()["segments"]
         log.record("segments", {"segments": segment_records(segments), "blocks": list(block_rows(segments))})
     log.sample_rss()
@@ -121,5 +122,3 @@ def _read_own(node: Any) -> Iterator[torch.Tensor]:
     yield from (each for each in vars(node).values() if isinstance(each, torch.Tensor))
     if hasattr(node, "_raw_saved_tensors"):
         yield from _read(node, "_raw_saved_tensors")
-
-

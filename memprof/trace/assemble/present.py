@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from memprof.replay.rounding import rounded
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.describe import describe_start, machine_of
 from memprof.trace.assemble.device_events import device_samples
@@ -123,9 +122,7 @@ def _tables(spool: Spool, found: dict[int, dict[str, Any]], device: str) -> dict
     count = len(own)
     numbers = [one["tensor"] for one in own]
     requested = np.array([one["bytes"] for one in own], dtype=np.int64)
-    allocated = rounded(requested, texts.as_texts([device] * count)) if count else requested
-    allocated = np.array([one.get("allocated", size) for one, size in zip(own, allocated.tolist(), strict=True)],
-                         dtype=np.int64)  # fmt: skip
+    allocated = np.array([one.get("allocated", one["bytes"]) for one in own], dtype=np.int64)
     at = float(spool.records["start"][0]["time_ns"]) / 1000
     segments = read_segments(
         [
@@ -171,6 +168,4 @@ def _tables(spool: Spool, found: dict[int, dict[str, Any]], device: str) -> dict
 
 def _manifest(spool: Spool, device: str) -> Manifest:
     common = describe_start(spool, {}, Speed())
-    return replace(
-        common, machine=machine_of(spool, device, common.machine), backend=_BACKEND, capture=Capture()
-    )
+    return replace(common, machine=machine_of(spool, device, common.machine), backend=_BACKEND, capture=Capture())
