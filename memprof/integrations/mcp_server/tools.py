@@ -166,7 +166,7 @@ class Tools:
         return self._answer(done.output, done, {})
 
     async def attach(self, context: Context, pid: int = 0) -> str:
-        """Show what is alive now in a training process that is running, which goes on unchanged; 0 lists such processes.
+        """Show what is alive now in a running training process, which goes on unchanged; 0 lists such processes.
 
         Args:
             context: Carries progress to the client.

@@ -54,20 +54,19 @@ def record_running(
             for session in sessions:
                 session.ask("begin", spool=str(spool), steps=steps, light=light, lock=str(session.lock))
             what = (
-                "Ctrl-C, or the job's end,"
-                if light
-                else f"{format_count(steps, 'step')} of the job, after one that passes,"
+                "until Ctrl-C or the job's end" if light else f"{format_count(steps, 'step')}, after one that passes,"
             )
-            say(f"recording {what} to {output}; the job goes on afterwards")
-            begun(spool)
+            waits_for = "" if light else "the job's next steps"
+            say(f"recording {what} to {output}; the job goes on")
             for session in sessions:
                 with suppress(NoAnswerError):  # the job has ended: what it has written is packed
-                    session.wait_for(partial(_is_over, session, is_interrupted), "the job's next step", None)
+                    session.wait_for(partial(_is_over, session, is_interrupted), waits_for, None)
         finally:
             for session in sessions:
                 _end(session)
-    if not any(spool.glob("process-*/")):
-        shutil.rmtree(spool, ignore_errors=True)
+            if not any(spool.glob("process-*/")):
+                shutil.rmtree(spool, ignore_errors=True)
+    if not spool.exists():
         raise NoAnswerError(f"{output} is not written: no step of the job began meanwhile.")
     write_exit(spool, 0)
     try:

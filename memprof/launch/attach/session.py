@@ -182,7 +182,7 @@ class Session:
 
         Args:
             is_done: Whether it is.
-            what: What is waited for, for the message.
+            what: What is waited for, for the message after two seconds; "" for none.
             wait_s: For how long at most; None for as long as the job runs.
 
         Raises:
@@ -200,7 +200,7 @@ class Session:
                     f"process {self.process.pid} did not answer within {wait_s:g} s: "
                     f"{describe_state(self.process.pid)}. Try again, or wait longer with --wait."
                 )
-            if waited > _EXPLAIN_S and not has_said:
+            if what and waited > _EXPLAIN_S and not has_said:
                 has_said = True
                 self._say(f"waiting for {what}: {describe_state(self.process.pid)}")
             time.sleep(_POLL_S)
