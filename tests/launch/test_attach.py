@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from memprof.cli.main import main
@@ -19,6 +20,7 @@ from memprof.launch.attach.processes import find_process, list_processes
 from memprof.launch.attach.session import Session
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
+from tests.json_outputs import read_schema, strict
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.uname().machine != "x86_64",
@@ -77,7 +79,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.P
 def test_dump_names_what_is_alive(job: tuple[subprocess.Popen[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     pid = str(job[0].pid)
     assert main(["attach", pid, "--dump", "--json"]) == 0
-    (process,) = json.loads(capsys.readouterr().out)["processes"]
+    value = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(strict(read_schema("attach"))).validate(value)
+    (process,) = value["processes"]
     (device,) = process["devices"]
     sizes = {one["category"]: one["bytes"] for one in device["by_category"]}
     weights = 4 * (64 * 256 + 256 + 256 * 64 + 64)

@@ -113,7 +113,7 @@ def _facts(trace: Trace, report: Report) -> list[str]:
 
 def dump_json(dumps: Sequence[Dump], rows: int | None) -> dict[str, Any]:
     """Returns what is alive in the processes of a job as JSON containers."""
-    return {"processes": [_one_json(dump, rows) for dump in dumps]}
+    return {"schema": 1, "processes": [_one_json(dump, rows) for dump in dumps]}
 
 
 def _one_json(dump: Dump, rows: int | None) -> dict[str, Any]:
@@ -164,6 +164,6 @@ def fill_list(page: Page, found: Sequence[JobProcess]) -> None:
     page.add_section("Processes with torch", FactTable(PROCESSES, list(found)))
 
 
-def list_json(found: Sequence[JobProcess]) -> list[dict[str, Any]]:
+def list_json(found: Sequence[JobProcess]) -> dict[str, Any]:
     """Returns them as JSON containers."""
-    return records(PROCESSES, found)
+    return {"schema": 1, "processes": records(PROCESSES, found)}

@@ -127,8 +127,12 @@ class Session:
                     f"another memprof attach to process {self.process.pid} is under way: end it first."
                 )
             time.sleep(_POLL_S)
-        for old in base.glob(f"{name}-*"):  # of one that was killed
-            shutil.rmtree(old, ignore_errors=True)
+        for old in base.glob("*-*-*"):  # of attaches that were killed, to this process or to others that have ended
+            pid, started = old.name.split("-")[:2]
+            if f"{pid}-{started}" == name or started_at(int(pid)) != started:
+                shutil.rmtree(old, ignore_errors=True)
+            if started_at(int(pid)) != started:
+                (base / f"{pid}-{started}.lock").unlink(missing_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
         os.chmod(self.folder, FOLDER_MODE)
         return self
