@@ -99,7 +99,7 @@ def _attach(
                 time.sleep(_HELD_S[mode])
                 attach.send_signal(signal.SIGINT if mode == "detach" else signal.SIGKILL)
             elif mode == "light":
-                time.sleep(4)
+                time.sleep(3)
                 done.touch()
             status: int | None = attach.wait(_ATTACH_S)
         except subprocess.TimeoutExpired:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _READY, _DONE = Path(os.environ["LAB_READY"]), Path(os.environ["LAB_DONE"])
 _PACE = float(os.environ.get("LAB_PACE", "1.5"))
@@ -68,10 +70,11 @@ def _last():
 if __name__ == "__main__":
     sys.modules["paced"] = sys.modules["__main__"]
     atexit.register(_last)
+    random.seed(1)
     if os.environ.get("LAB_STEP") == "call":
-        torch.nn.modules.module.register_module_forward_hook(step)
+        register_module_forward_hook(step)
     elif os.environ.get("LAB_STEP") != "own":
-        torch.optim.optimizer.register_optimizer_step_post_hook(_after_update)
+        register_optimizer_step_post_hook(_after_update)
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -23,6 +23,7 @@ from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.machine import find_rank, is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.present import write_present
+from memprof.recorder.profiler.sessions import initialize_here
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.steps.window import Window
@@ -91,6 +92,7 @@ class Recording:
     def begin(self) -> None:
         """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
         atexit.register(self._at_exit)
+        initialize_here()  # the next update may be in another thread
         self._step(None)
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 

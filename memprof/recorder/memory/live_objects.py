@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, compress, repeat
+from itertools import chain, compress, repeat, tee
 from operator import is_, or_
 from typing import Any
 
@@ -100,11 +100,11 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
         return [one for one in _looked_up[1] if issubclass(type(one), kind)]
     generations = reversed(range(len(gc.get_count())))
     objects = chain.from_iterable(map(gc.get_objects, generations))
-    twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
+    kept, tested = tee(objects)
     collects = gc.isenabled()
     gc.disable()
     try:
-        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
+        return list(compress(kept, map(issubclass, map(type, tested), repeat(kind))))
     finally:
         if collects:
             gc.enable()
