@@ -53,7 +53,7 @@ def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
 def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Begins a recording at the job's next step: `spool`, `steps`, whether `light`, and the `lock` of the attach."""
     global _recording  # noqa: PLW0603 - one recording per process
-    if child.is_recording() or (_recording is not None and not _recording.is_over):
+    if child.is_recording() or (_recording is not None and _recording.is_running()):
         raise RuntimeError("the job is being recorded already")
     _recording = Recording(Path(folder), arguments)
     _recording.begin()
@@ -101,6 +101,10 @@ class Recording:
         self._is_ending = True
         self._call_soon()
 
+    def is_running(self) -> bool:
+        """Whether it goes on, in this process and not the one that forked it."""
+        return not self.is_over and os.getpid() == self._process
+
     def _call_soon(self) -> None:
         ctypes.pythonapi.Py_AddPendingCall(self._call, None)
 
@@ -144,7 +148,7 @@ class Recording:
             self._finish("the job ended", error)
 
     def _finish(self, reason: str, error: BaseException | None) -> None:
-        if self.is_over or os.getpid() != self._process:
+        if not self.is_running():
             return
         self.is_over = True
         atexit.unregister(self._at_exit)
