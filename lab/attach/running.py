@@ -16,8 +16,9 @@ from lab.zoo_runs import environment
 
 MODES = ("nothing", "dump", "record", "light", "detach", "killed")
 _START_S, _ATTACH_S, _END_S = 120.0, 60.0, 120.0
-#: How long the attaching command runs before it is interrupted or killed.
-_HELD_S = {"detach": 2.5, "killed": 1.2}
+#: How long the attaching command records before it is interrupted or killed.
+_HELD_S = {"detach": 1.5, "killed": 0.8}
+#: The moment and the process id with which torch begins a warning, and addresses.
 _STAMP = re.compile(rb"^\[([WIE])\d{4} [\d:.]+ |(?<=pid)[ =:]*\d+|0x[0-9a-f]{6,}", re.MULTILINE)
 
 
@@ -96,10 +97,12 @@ def _attach(
         )
         try:
             if mode in _HELD_S:
+                _wait_for_text(folder / "attach.txt", attach)
                 time.sleep(_HELD_S[mode])
                 attach.send_signal(signal.SIGINT if mode == "detach" else signal.SIGKILL)
             elif mode == "light":
-                time.sleep(3)
+                _wait_for_text(folder / "attach.txt", attach)
+                time.sleep(1.5)
                 done.touch()
             status: int | None = attach.wait(_ATTACH_S)
         except subprocess.TimeoutExpired:
@@ -114,6 +117,13 @@ def _wait_for(ready: Path, job: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_S
     while not ready.exists() and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _wait_for_text(path: Path, attach: subprocess.Popen[bytes]) -> None:
+    """Waits until the attaching command says that it records, or ends."""
+    deadline = time.monotonic() + _ATTACH_S
+    while "recording" not in path.read_text(errors="replace") and attach.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _end_of(job: subprocess.Popen[bytes]) -> int:

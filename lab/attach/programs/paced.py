@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _READY, _DONE = Path(os.environ["LAB_READY"]), Path(os.environ["LAB_DONE"])
-_PACE = float(os.environ.get("LAB_PACE", "1.5"))
+_PACE = float(os.environ.get("LAB_PACE", "2.5"))
 _SELF = os.getpid()
 _READY_AT = 3
 _steps = 0
