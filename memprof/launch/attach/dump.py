@@ -39,5 +39,5 @@ def dump(session: Session) -> Dump:
     """
     answer = session.ask("dump")
     pid = session.process.pid
-    traces = tuple(Trace.of([one], Path(f"process {pid}"), None) for one in read_present(session.folder / "present"))
+    traces = tuple(Trace.of([one], Path(f"process {pid}"), None) for one in read_present(Path(answer["spool"])))
     return Dump(pid, int(answer["rank"]), float(answer["pause_s"]), traces)

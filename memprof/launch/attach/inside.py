@@ -37,12 +37,13 @@ _recording: Recording | None = None
 
 
 def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
-    """Writes what is alive now to the folder ``present``."""
+    """Writes what is alive now to a folder beside the request."""
     begun = time.perf_counter(), time.thread_time()
-    write_present(Path(folder) / "present")
+    write_present(Path(f"{request}-present"))
     ended = time.perf_counter(), time.thread_time()
     _answer(
         request,
+        spool=f"{request}-present",
         pause_s=ended[0] - begun[0],
         processor_s=ended[1] - begun[1],
         rank=find_rank(os.environ)[0],

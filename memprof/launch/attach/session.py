@@ -63,10 +63,10 @@ def run():
             file.write("".join(traceback.format_exception(error)))
         os.rename(request + ".new", request + ".error")
     if interrupted is not None:
+        # Raised again once this script is over: inside it, it would go no further.
         import ctypes, threading
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(threading.get_ident()), ctypes.py_object(interrupted)
-        )
+        again = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(interrupted)
+        threading.Timer(0.05, ctypes.pythonapi.PyThreadState_SetAsyncExc, again).start()
 try:
     run()
 except BaseException:
