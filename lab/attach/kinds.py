@@ -91,5 +91,3 @@ KINDS = (
 def chosen(names: list[str]) -> Iterator[Kind]:
     """Yields the kinds whose names contain one of these; all where there are none."""
     yield from (kind for kind in KINDS if not names or any(name in kind.name for name in names))
-
-

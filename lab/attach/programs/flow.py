@@ -1,4 +1,4 @@
-"""Training with other ways of control than a loop on the main thread: flow.py threads|joined|asyncio|generator|pool|fork."""
+"""Training other than in a loop on the main thread: flow.py threads|joined|asyncio|generator|pool|fork."""
 
 import asyncio
 import multiprocessing
@@ -7,7 +7,7 @@ import sys
 import threading
 
 import torch
-from paced import digest, ready, step
+from paced import digest, step
 from torch import nn
 
 

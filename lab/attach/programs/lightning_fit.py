@@ -29,7 +29,11 @@ lightning.seed_everything(3, verbose=False)
 data = torch.utils.data.TensorDataset(torch.randn(240, 16), torch.randint(4, (240,)))
 loader = torch.utils.data.DataLoader(data, batch_size=24, shuffle=True)
 trainer = lightning.Trainer(
-    accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    accelerator="cpu",
+    max_epochs=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
     enable_model_summary=False,
 )
 trainer.fit(Model(), loader)

@@ -35,7 +35,7 @@ def ready(pid=None):
 
 def step(*_):
     """Ends a step: writes that the process may be attached to, and waits."""
-    global _steps
+    global _steps  # noqa: PLW0603 - one count per process
     if os.getpid() != _SELF:
         return
     _steps += 1

@@ -34,7 +34,8 @@ def main():
             use_cpu=True,
         )
         trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=data, callbacks=[Losses()])
-        trainer.remove_callback(next(each for each in trainer.callback_handler.callbacks if "Printer" in type(each).__name__))
+        printer = next(each for each in trainer.callback_handler.callbacks if "Printer" in type(each).__name__)
+        trainer.remove_callback(printer)
         trainer.train()
 
 
