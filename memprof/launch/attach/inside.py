@@ -114,13 +114,16 @@ class Recording:
         with suppress(Exception):  # nothing may reach the job
             if self._is_idle():
                 return 0
-            may_go_on = self._recorder.may_finish_here() if self._is_ending else not _has_optimizers()
-            if self._recorder.is_closed or (may_go_on and _is_outside_torch()):
+            if self._recorder.is_closed or (_is_outside_torch() and self._may_go_on()):
                 self._go_on()
             elif self._updates is None and not _is_within(_OPTIMIZERS) and not _others_within(_OPTIMIZERS):
                 self._updates = UpdateHooks(None, self._after_update)
                 self._updates.install()
         return 0
+
+    def _may_go_on(self) -> bool:
+        """Whether the next update need not be waited for."""
+        return self._recorder.may_finish_here() if self._is_ending else not _has_optimizers()
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do: the recording runs, or is over."""
