@@ -120,6 +120,10 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         """
         self._guarded(lambda: self._finish(reason, error))
 
+    def may_finish_here(self) -> bool:
+        """Whether `finish` ends no profiler session of another thread, which only that thread may end."""
+        return self._observation is None or self.is_closed or self._observation.is_mine()
+
     def abandon(self) -> None:
         """Removes everything in a forked child, leaving the parent's recording alone."""
         if self._observation is not None:

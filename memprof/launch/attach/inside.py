@@ -23,6 +23,7 @@ from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.machine import find_rank, is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.present import write_present
+from memprof.recorder.profiler.sessions import initialize_here
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.update_hooks import UpdateHooks
 from memprof.recorder.steps.window import Window
@@ -92,6 +93,7 @@ class Recording:
     def begin(self) -> None:
         """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
         atexit.register(self._at_exit)
+        initialize_here()  # the next update may be in another thread
         self._step(None)
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 
@@ -112,12 +114,16 @@ class Recording:
         with suppress(Exception):  # nothing may reach the job
             if self._is_idle():
                 return 0
-            if self._recorder.is_closed or (_is_outside_torch() and (self._is_ending or not _has_optimizers())):
+            if self._recorder.is_closed or (_is_outside_torch() and self._may_go_on()):
                 self._go_on()
-            elif self._updates is None and not _is_within(_OPTIMIZERS):
+            elif self._updates is None and not _is_within(_OPTIMIZERS) and not _others_within(_OPTIMIZERS):
                 self._updates = UpdateHooks(None, self._after_update)
                 self._updates.install()
         return 0
+
+    def _may_go_on(self) -> bool:
+        """Whether the next update need not be waited for."""
+        return self._recorder.may_finish_here() if self._is_ending else not _has_optimizers()
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do: the recording runs, or is over."""
@@ -125,10 +131,12 @@ class Recording:
 
     def _after_update(self, *_: Any) -> None:
         # Hooks may be added and removed here if no other is called after this one.
-        if self._updates is not None and self._updates.is_last():
+        if self._updates is not None and self._updates.is_last() and not _others_within(_OPTIMIZERS):
             self._go_on()
 
     def _go_on(self) -> None:
+        if self._is_ending and not self._recorder.may_finish_here():
+            return  # after an update of the thread that is recorded
         self._remove_hook()
         if self._is_ending:
             self._finish("the attaching command ended it", None)
@@ -176,14 +184,20 @@ def _is_outside_torch() -> bool:
     return torch._C._current_graph_task_id() == -1 and not _is_within(("torch.", "memprof.recorder."))
 
 
-def _is_within(modules: tuple[str, ...]) -> bool:
-    """Whether a function of some modules, by the beginning of their names, has called what runs now."""
-    frame: FrameType | None = sys._getframe(1)
+def _is_within(modules: tuple[str, ...], innermost: FrameType | None = None) -> bool:
+    """Whether a function of some modules, by the beginning of their names, has called a frame: by default, this one."""
+    frame: FrameType | None = innermost or sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(modules):
             return True
         frame = frame.f_back
     return False
+
+
+def _others_within(modules: tuple[str, ...]) -> bool:
+    """Whether another thread is within some modules; see `_is_within`."""
+    frames = sys._current_frames()
+    return any(_is_within(modules, frame) for thread, frame in frames.items() if thread != threading.get_ident())
 
 
 def _is_free(lock: str) -> bool:

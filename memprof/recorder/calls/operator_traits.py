@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -130,7 +131,12 @@ def _flop_formulas() -> dict[Any, Callable[..., int]]:
 
 @cache
 def _hidden_flop_counter() -> Any:
-    return import_hidden(_FLOP_COUNTER, "torch.utils.module_tracker")
+    logger = logging.getLogger(_FLOP_COUNTER)
+    was_disabled, logger.disabled = logger.disabled, True  # it warns of a missing triton
+    try:
+        return import_hidden(_FLOP_COUNTER, "torch.utils.module_tracker")
+    finally:
+        logger.disabled = was_disabled
 
 
 def _call_traced_inside(operator: Any, *args: Any, **kwargs: Any) -> Any:

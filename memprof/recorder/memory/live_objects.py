@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import nlargest
-from itertools import chain, compress, count, islice, repeat
+from itertools import chain, compress, count, islice, repeat, tee
 from operator import is_, not_, or_
 from typing import Any
 
@@ -122,11 +122,11 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
         return [one for one in _looked_up[1] if issubclass(type(one), kind)]
     generations = reversed(range(len(gc.get_count())))
     objects = chain.from_iterable(map(gc.get_objects, generations))
-    twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
+    kept, tested = tee(objects)
     collects = gc.isenabled()
     gc.disable()
     try:
-        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
+        return list(compress(kept, map(issubclass, map(type, tested), repeat(kind))))
     finally:
         if collects:
             gc.enable()

@@ -60,6 +60,7 @@ def _write_objects(log: RawLog) -> None:
     rounds.meet(live_optimizers(is_late=False))
     registry.scan()
     inventory.held(None)
+    inventory.outside.abandon()  # it has logged what it found, and nothing is followed
     inventory.models()
     for optimizer in rounds.alive():
         inventory.optimizer_state(optimizer)
@@ -71,7 +72,6 @@ def _write_objects(log: RawLog) -> None:
     for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
         inventory.saved(tensor, name)
     inventory.inputs((tensors_of_data(),), {})
-    inventory.outside.abandon()
 
 
 def _variables() -> dict[int, str]:

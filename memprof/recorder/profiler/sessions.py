@@ -216,6 +216,13 @@ def short_session() -> Iterator[ProfilerSession]:
             session.stop()
 
 
+def initialize_here() -> None:
+    """Has Kineto initialize itself in this thread, which should be the main one: in any other it prints an error."""
+    if _graph_task() == -1 and not kineto().is_initialized:
+        with short_session() as session:
+            session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=False)
+
+
 def begin_anew_after_fork() -> None:
     """Resets, in a forked child, the state of the parent's other threads: they do not exist there."""
     global _lock, _running, _beginning  # noqa: PLW0603 - one lock and one trace per process
