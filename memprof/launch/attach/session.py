@@ -38,6 +38,8 @@ def run():
     folder, package, version = {folder!r}, {package!r}, {version!r}
     request = {request!r}
     interrupted = None
+    if os.getpid() != {pid}:
+        return  # forked in the meantime: the request is its parent's
     try:
         os.unlink(request + ".py")
         known = sys.modules.get("memprof")
@@ -161,6 +163,7 @@ class Session:
             package=_PACKAGE,
             version=__version__,
             request=str(request),
+            pid=self.process.pid,
             verb=verb,
             arguments=arguments,
         )
