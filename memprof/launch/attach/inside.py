@@ -33,11 +33,28 @@ from memprof.recorder.steps.window import Window
 _POLL_S = 0.1
 #: Inside these, torch may be walking through its table of hooks.
 _OPTIMIZERS = ("torch.optim",)
+#: Inside these, a thread trains. For so long it is looked which do.
+_TRAINING = ("torch.optim", "torch.autograd.graph")
+_LOOK_S = 0.3
 #: What operators call directly.
 _CALLED_BY_OPERATORS = ("__torch_dispatch__", "__torch_function__")
 _keeps_for_backward: Any = torch._C._autograd._top_saved_tensors_default_hooks  # not annotated in torch
 _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
+
+
+def look(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Tells which threads train, beside the main thread: whether only the main thread does, or only one does."""
+    threading.Thread(target=_look, args=(request,), name="memprof-attach", daemon=True).start()
+
+
+def _look(request: str) -> None:
+    found: set[int] = set()
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        found |= _threads_within(_TRAINING)
+        time.sleep(_LOOK_S / 100)
+    _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
 
 
 def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
@@ -136,6 +153,10 @@ class Recording:
         return not self.is_running() or (self._is_begun and not self._is_ending)
 
     def _after_update(self, *_: Any) -> None:
+        with suppress(Exception):  # nothing may reach the job
+            self._go_on_after_update()
+
+    def _go_on_after_update(self) -> None:
         # Hooks may be added and removed here if no other is called after this one, in this update, in one around it, or
         # in another thread; and sessions of torch's profiler begin and end outside of backward and of compiled calls.
         if self._updates is None or self._is_idle() or torch._C._current_graph_task_id() != -1:
@@ -186,12 +207,14 @@ class Recording:
                 self._call_soon()
 
 
-@_PendingCall
-def _step_call(_: object) -> int:
-    """What stands in the interpreter's queue, which holds no reference to it: it is never freed."""
+def _step_recording(_: object) -> int:
     if _recording is not None:
         _recording.step()
     return 0
+
+
+#: What stands in the interpreter's queue, which holds no reference to it: never freed.
+_step_call = _PendingCall(_step_recording)
 
 
 def _has_optimizers() -> bool:
@@ -225,17 +248,23 @@ def _is_within(modules: tuple[str, ...], innermost: FrameType | None = None) -> 
 
 
 def _others_within(modules: tuple[str, ...]) -> bool:
-    """Whether another thread is within some modules; see `_is_within`.
+    """Whether another thread is within some modules; see `_is_within`."""
+    return bool(_threads_within(modules))
+
+
+def _threads_within(modules: tuple[str, ...]) -> set[int]:
+    """Returns the other threads that are within some modules; see `_is_within`.
 
     This function's own frame would be in a table that it refers to itself: all frames, and the variables in them, would
     be kept until a garbage collection.
     """
-    frames = sys._current_frames()
+    frames, found = sys._current_frames(), set()
     del frames[threading.get_ident()]
     while frames:
-        if _is_within(modules, frames.popitem()[1]):
-            return True
-    return False
+        thread, frame = frames.popitem()
+        if _is_within(modules, frame):
+            found.add(thread)
+    return found
 
 
 def _is_free(lock: str) -> bool:

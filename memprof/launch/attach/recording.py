@@ -42,10 +42,13 @@ def record_running(
         say: Prints what is waited for.
 
     Raises:
+        CannotAttachError: Several threads train.
         CannotStartError: The file may not be written.
         NoAnswerError: A process ended or did not answer.
         BadInputError: No step ended meanwhile.
     """
+    for session in sessions:
+        session.check_threads(in_one=True)
     process = sessions[0].process
     target = Target(process.command, _program_of(process.command))
     settings = Settings(output=output, force=force, quiet=True, skip=1, steps=steps, light=light)

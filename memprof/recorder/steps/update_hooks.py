@@ -66,6 +66,8 @@ class UpdateHooks:
         """
         if _is_last(self._post):
             return True
+        if self._updating is None:  # another thread's update has ended meanwhile
+            return False
         _at_next_update(self._updating, self._move_back)
         return False
 
