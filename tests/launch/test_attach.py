@@ -94,6 +94,7 @@ def test_dump_names_what_is_alive(job: tuple[subprocess.Popen[str], Path], capsy
     assert job[0].pid in [one.pid for one in list_processes()]
 
 
+@pytest.mark.slow
 def test_records_whole_steps(job: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
     output = tmp_path / "run.memprof"
     assert main(["attach", str(job[0].pid), "-o", str(output), "--steps", "2"]) == 0

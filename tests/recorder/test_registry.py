@@ -242,3 +242,13 @@ def test_a_parameters_bytes_are_those_of_the_tensors_that_hold_it(log: Logged) -
     assert found == {"lazy": 0, **{name: size for name, (_, size) in kinds.items()}}
     assert registry.resized() == []
     assert parameter_bytes(module) == sum(found.values())
+
+
+def test_a_search_leaves_nothing_behind_that_keeps_objects() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        live_objects(torch.Tensor)
+        assert gc.collect() == 0  # no cycle, which would hold whatever it has found until a collection
+    finally:
+        gc.enable()

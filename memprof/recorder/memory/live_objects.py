@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import nlargest
-from itertools import chain, compress, count, islice, repeat, tee
+from itertools import chain, compress, count, islice, repeat
 from operator import is_, not_, or_
 from typing import Any
 
@@ -121,12 +121,13 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
     if _looked_up is not None and set(kind if isinstance(kind, tuple) else (kind,)) <= set(_looked_up[0]):
         return [one for one in _looked_up[1] if issubclass(type(one), kind)]
     generations = reversed(range(len(gc.get_count())))
-    objects = chain.from_iterable(map(gc.get_objects, generations))
-    kept, tested = tee(objects)
+    # Each list twice, and not by `tee`, whose buffers would find each other: all that they hold would be kept.
+    lists = chain.from_iterable(map(repeat, map(gc.get_objects, generations), repeat(2)))
     collects = gc.isenabled()
     gc.disable()
     try:
-        return list(compress(kept, map(issubclass, map(type, tested), repeat(kind))))
+        tests = map(map, repeat(issubclass), map(map, repeat(type), lists), repeat(repeat(kind)))
+        return list(chain.from_iterable(map(compress, lists, tests)))
     finally:
         if collects:
             gc.enable()
