@@ -190,6 +190,8 @@ class DryMode(FakeTensorMode):
         if not has_fake and not is_placed and (has_data or not self.is_begun):
             self._answers.recorded.skip(func, args, sys._getframe(1))
             if self._device is not None or not self.is_begun:
+                if self._device is not None and kwargs.get("pin_memory"):
+                    kwargs = {**kwargs, "pin_memory": False}  # noted by the device: this machine may be without a GPU
                 return func(*args, **kwargs)  # no mode is active inside one
             self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
             result = func(*args, **kwargs)
