@@ -153,9 +153,9 @@ def test_machine_of_the_recording_changes_no_time(capsys: pytest.CaptureFixture[
 
 def test_compiled_run_is_a_plan_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
     """It stands with what was measured; without one, the page says how to make it, unless it is forbidden."""
-    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--json"))
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "90%", "--json"))
     assert any("memprof record --compile '.'" in one["reason"] for one in told["refused"])
-    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "50%", "--forbid", "compile", "--json"))
+    told = json.loads(run(capsys, "suggest", "run.memprof", "--budget", "90%", "--forbid", "compile", "--json"))
     assert not any("compile" in one["plan"] for one in told["refused"])
     rewrite("run.memprof", "compiled.memprof", shorter=0.5, plan={"compile": {"activation_budget": 0.5}})
     search_flags = ("suggest", "run.memprof", "--budget", "95%", "--compiled", "compiled.memprof", "--json")
