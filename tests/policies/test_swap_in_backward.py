@@ -93,10 +93,17 @@ def test_a_share_is_predicted_to_be_there_for_its_own_update_alone(modules: tupl
                 optimizer.step()
         return Trace.open(tmp_path / name).steady_step()
 
-    plan = Plan((Swap(modules, what="optimizer", to="disk"), IN_BACKWARD))
+    def recorded_under(plan: Plan, name: str) -> Step:
+        job = memprof.apply(plan, model, optimizer)
+        step = recorded(name)
+        job.undo()
+        return step
+
+    share = Swap(modules, what="optimizer", to="disk")
+    plan = Plan((share, IN_BACKWARD))
     predicted = plan.transform(recorded("plain.memprof"))
-    job = memprof.apply(plan, model, optimizer)
-    measured = recorded("planned.memprof")
-    job.undo()
+    beside = share.transform(recorded_under(Plan((IN_BACKWARD,)), "in-backward.memprof"))
+    peak = int(live_bytes(recorded_under(plan, "planned.memprof")).during.max())
+    assert live_bytes(beside).during.max() == peak
     # A fused call makes a number for each parameter, for a moment.
-    assert live_bytes(predicted).during.max() == pytest.approx(live_bytes(measured).during.max(), abs=64)
+    assert live_bytes(predicted).during.max() == pytest.approx(peak, abs=64)
