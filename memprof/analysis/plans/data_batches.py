@@ -1,0 +1,203 @@
+"""The batches of a job's data over an epoch: their sizes, the one that peaks highest, and how often one like it comes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.analysis.allocator.device_verdict import dry_fit
+from memprof.errors import InconclusiveError
+from memprof.trace.store import Trace
+from memprof.units import format_bytes
+
+#: A batch is like the worst if its decisive size is at least this share of that one's.
+_ALIKE = 0.98
+#: A peak that is higher by less than this share is not called worse.
+_SLIGHT = 0.005
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sizes of one part of the batches, in elements.
+
+    Attributes:
+        name: Its name, such as ``input_ids`` or ``[1][*].boxes``.
+        least: The smallest.
+        median: The median.
+        p90: That of one in ten batches is larger.
+        p99: That of one in a hundred is.
+        most: The largest.
+        typical_shape: Its shape in a typical batch.
+        worst_shape: Its shape in the batch that peaks highest.
+    """
+
+    name: str
+    least: int
+    median: int
+    p90: int
+    p99: int
+    most: int
+    typical_shape: str
+    worst_shape: str
+
+
+@dataclass(frozen=True)
+class DataBatches:
+    """What a job's data needs.
+
+    Attributes:
+        line: File and line of the loop over the training loader; "" where the job has none.
+        batches: Batches of an epoch, or steps of the loop; -1 where the loader does not say.
+        batches_read: How many of them were read.
+        seconds: Time that reading them took.
+        is_shuffled: Another epoch has its samples in other batches.
+        parts: The parts of the batches; empty without a loader.
+        steady_bytes: Peak of a step on a typical batch.
+        worst_bytes: Peak of a step on the worst batch.
+        worst_batch: Its place in the epoch, from 0; in a loop without a loader, its step.
+        decided_by: Part in which it is the largest; ``all`` for all together; "" without a loader.
+        alike: Batches read that are as large by that part, the worst among them.
+        fits: Whether the simulated device holds it; "" on the CPU.
+    """
+
+    line: str
+    batches: int
+    batches_read: int
+    seconds: float
+    is_shuffled: bool
+    parts: tuple[Part, ...]
+    steady_bytes: int
+    worst_bytes: int
+    worst_batch: int
+    decided_by: str
+    alike: int
+    fits: str = ""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the worst batch peaks higher than a typical one."""
+        return self.worst_bytes > self.steady_bytes * (1 + _SLIGHT)
+
+    @property
+    def probability(self) -> float:
+        """Share of the batches that are like the worst."""
+        return self.alike / max(self.batches_read, 1)
+
+    def describe(self) -> str:
+        """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (1 in 400 batches: batch 217).``"""
+        steady, unit = format_bytes(self.steady_bytes), "batches" if self.line else "steps"
+        if not self.is_uneven:
+            return f"Steady {steady}; no batch of {self.batches_read:,} {'read' if self.line else 'dry-run'} needs more."
+        often = f"1 in {max(1, round(1 / self.probability)):,} {unit}"
+        which = f"{'batch' if self.line else 'step'} {self.worst_batch:,}"
+        return f"Steady {steady}, worst {unit[:-2] if self.line else 'step'} {format_bytes(self.worst_bytes)} ({often}: {which})."
+
+    def describe_reading(self) -> tuple[str, ...]:
+        """Returns what was read, and what another epoch may bring."""
+        if not self.line:
+            return (
+                f"The job has no DataLoader: {self.batches_read:,} steps of its loop were dry-run, whose sizes its own "
+                "code makes. Sizes that depend on computed values are placeholders.",
+            )
+        of_all = "an unknown number of" if self.batches < 0 else f"{self.batches:,}"
+        if self.batches_read == self.batches:
+            found = [f"All {self.batches:,} batches of an epoch read in {self.seconds:.1f} s ({self.line})."]
+        else:
+            found = [
+                f"Sampled {self.batches_read:,} of {of_all} batches in {self.seconds:.1f} s ({self.line}): a larger one "
+                "may be among the others (--seconds reads more)."
+            ]
+        if self.is_shuffled and self.is_uneven:
+            found.append("The loader shuffles or samples: other epochs join other samples, and may have a larger batch.")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the result ready for ``json.dump``."""
+        own = asdict(self)
+        return {**own, "is_uneven": self.is_uneven, "probability": self.probability}
+
+
+def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
+    """Returns the result for a training loader.
+
+    Args:
+        read: What was read, as written by the dry run.
+        trace: The dry run of the chosen batches.
+
+    Raises:
+        InconclusiveError: A typical batch did not make two complete steps.
+    """
+    peaks, begins = trace.step_peaks(), [one["step"] for one in read["steps"]]
+    ends = [*begins[1:], max(peaks, default=0) + 1]
+    own = [
+        (max((peaks[step] for step in range(begin, max(end, begin + 1)) if step in peaks), default=0), one)
+        for begin, end, one in zip(begins, ends, read["steps"], strict=True)
+    ]
+    if len(own) < 2 or not own[1][0]:
+        raise InconclusiveError("the job made fewer than two training steps on a typical batch.")
+    steady = own[1][0]
+    worst, which = max(own[1:], key=lambda one: one[0])
+    names = sorted({name for sizes in read["sizes"] for name in sizes})
+    table = {name: np.array([sizes.get(name, 0) for sizes in read["sizes"]]) for name in names}
+    row_of = {place: row for row, place in enumerate(read["index"])}
+    at_worst, typical = row_of[which["batch"]], row_of[own[1][1]["batch"]]
+    decisive, by = np.sum(list(table.values()), axis=0), which["largest_by"]
+    if by.removesuffix(" longest") in table:
+        decisive = table[by.removesuffix(" longest")]
+    shapes = read["shapes"]
+    return DataBatches(
+        line=read["line"],
+        batches=read["batches"],
+        batches_read=len(read["index"]),
+        seconds=read["seconds"],
+        is_shuffled=read["is_shuffled"],
+        parts=tuple(
+            Part(
+                name,
+                *(int(np.quantile(sizes, share, method="higher")) for share in (0, 0.5, 0.9, 0.99, 1)),
+                typical_shape=shapes[typical].get(name, ""),
+                worst_shape=shapes[at_worst].get(name, ""),
+            )
+            for name, sizes in table.items()
+        ),
+        steady_bytes=steady,
+        worst_bytes=worst,
+        worst_batch=which["batch"],
+        decided_by=by,
+        alike=int((decisive >= _ALIKE * decisive[at_worst]).sum()),
+        fits=_describe_fit(trace),
+    )
+
+
+def of_loop(trace: Trace) -> DataBatches:
+    """Returns the result for a loop that makes its batches itself, from a dry run of its steps.
+
+    Raises:
+        InconclusiveError: Fewer than two steps were dry-run.
+    """
+    peaks = trace.step_peaks()
+    later = {step: peak for step, peak in peaks.items() if step > min(peaks)}  # the first creates the optimizer state
+    if not later:
+        raise InconclusiveError("the job made fewer than two training steps in a dry run.")
+    worst = max(later, key=lambda step: later[step])
+    return DataBatches(
+        line="",
+        batches=len(peaks),
+        batches_read=len(peaks),
+        seconds=0.0,
+        is_shuffled=False,
+        parts=(),
+        steady_bytes=int(np.quantile(list(later.values()), 0.5, method="lower")),
+        worst_bytes=later[worst],
+        worst_batch=worst,
+        decided_by="",
+        alike=sum(peak >= _ALIKE * later[worst] for peak in later.values()),
+        fits=_describe_fit(trace),
+    )
+
+
+def _describe_fit(trace: Trace) -> str:
+    fit = dry_fit(trace)
+    return "" if fit is None else fit.describe()
