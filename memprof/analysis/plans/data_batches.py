@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.errors import InconclusiveError
+from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -89,10 +90,13 @@ class DataBatches:
         """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (1 in 400 batches: batch 217).``"""
         steady, unit = format_bytes(self.steady_bytes), "batches" if self.line else "steps"
         if not self.is_uneven:
-            return f"Steady {steady}; no batch of {self.batches_read:,} {'read' if self.line else 'dry-run'} needs more."
+            return (
+                f"Steady {steady}; no batch of {self.batches_read:,} {'read' if self.line else 'dry-run'} needs more."
+            )
         often = f"1 in {max(1, round(1 / self.probability)):,} {unit}"
         which = f"{'batch' if self.line else 'step'} {self.worst_batch:,}"
-        return f"Steady {steady}, worst {unit[:-2] if self.line else 'step'} {format_bytes(self.worst_bytes)} ({often}: {which})."
+        worst = f"worst {'batch' if self.line else 'step'} {format_bytes(self.worst_bytes)}"
+        return f"Steady {steady}, {worst} ({often}: {which})."
 
     def describe_reading(self) -> tuple[str, ...]:
         """Returns what was read, and what another epoch may bring."""
@@ -110,7 +114,9 @@ class DataBatches:
                 "may be among the others (--seconds reads more)."
             ]
         if self.is_shuffled and self.is_uneven:
-            found.append("The loader shuffles or samples: other epochs join other samples, and may have a larger batch.")
+            found.append(
+                "The loader shuffles or samples: other epochs join other samples, and may have a larger batch."
+            )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -177,8 +183,12 @@ def of_loop(trace: Trace) -> DataBatches:
     Raises:
         InconclusiveError: Fewer than two steps were dry-run.
     """
-    peaks = trace.step_peaks()
-    later = {step: peak for step, peak in peaks.items() if step > min(peaks)}  # the first creates the optimizer state
+    steps = trace.table(Steps)
+    whole = set(steps.step[steps.is_complete].tolist())  # the part after the last update is none
+    peaks = {step: peak for step, peak in trace.step_peaks().items() if step in whole}
+    later = {
+        step: peak for step, peak in peaks.items() if step > min(peaks, default=0)
+    }  # the first creates the optimizer state
     if not later:
         raise InconclusiveError("the job made fewer than two training steps in a dry run.")
     worst = max(later, key=lambda step: later[step])
