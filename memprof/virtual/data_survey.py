@@ -81,7 +81,7 @@ class DataSurvey:
         """Has each loader yield the chosen batches instead of its epoch."""
         loaders: Any = DataLoader
         original = loaders.__iter__
-        register_optimizer_step_post_hook(self._count_update)  # type: ignore[no-untyped-call]  # not annotated in torch
+        register_optimizer_step_post_hook(self._count_update)
 
         def walk(loader: Any) -> Any:
             if self._is_surveying or torch.utils.data.get_worker_info() is not None:
@@ -238,12 +238,10 @@ def _spread(count: int) -> Iterator[int]:
 
 def _collect(value: Any, name: str, parts: dict[str, list[tuple[int, ...]]]) -> None:
     """Adds the shapes of the tensors in a batch by their names; entries of a list share one."""
-    if isinstance(value, torch.Tensor):
-        parts.setdefault(name or "batch", []).append(tuple(value.shape))
-    elif type(value).__module__ == "numpy" and hasattr(value, "shape"):
+    if isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and hasattr(value, "shape")):
         parts.setdefault(name or "batch", []).append(tuple(value.shape))
     elif hasattr(value, "keys") and not is_graphs(value):
-        for key in value.keys():
+        for key in list(value):
             _collect(value[key], f"{name}.{key}" if name else str(key), parts)
     elif is_graphs(value):
         for key, entry in value.to_dict().items():
@@ -269,8 +267,8 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _in_words(shapes: list[tuple[int, ...]]) -> str:
-    """Returns a shape, or of several how many there are and the largest: ``4 up to 300x4``."""
-    largest = "x".join(map(str, max(shapes, key=_elements))) or "scalar"
+    """Returns a shape, or of several how many there are and the largest: ``4 up to 300x4``, in words."""
+    largest = "x".join(map(str, max(shapes, key=lambda shape: _elements(shape)))) or "scalar"
     return largest if len(shapes) == 1 else f"{len(shapes)} up to {largest}"
 
 
@@ -303,10 +301,11 @@ def _unchanged_random_numbers() -> Iterator[None]:
     """Restores the states of the random generators."""
     import numpy as np
 
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the job's own
+    states = random.getstate(), torch.random.get_rng_state()
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.random.set_rng_state(states[2])
+        np.random.set_state(of_numpy)  # noqa: NPY002 - the job's own
+        torch.random.set_rng_state(states[1])

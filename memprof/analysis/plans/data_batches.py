@@ -1,4 +1,4 @@
-"""The batches of a job's data over an epoch: their sizes, the one that peaks highest, and how often one like it comes."""
+"""The batches of a job's data over an epoch: their sizes, and the one that peaks highest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.analysis.allocator.device_verdict import dry_fit
 from memprof.errors import InconclusiveError
-from memprof.trace.schema import Steps
+from memprof.trace.schema import Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -87,7 +87,7 @@ class DataBatches:
         return self.alike / max(self.batches_read, 1)
 
     def describe(self) -> str:
-        """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (1 in 400 batches: batch 217).``"""
+        """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (1 in 400 batches)``."""
         steady, unit = format_bytes(self.steady_bytes), "batches" if self.line else "steps"
         if not self.is_uneven:
             return (
@@ -101,22 +101,16 @@ class DataBatches:
     def describe_reading(self) -> tuple[str, ...]:
         """Returns what was read, and what another epoch may bring."""
         if not self.line:
-            return (
-                f"The job has no DataLoader: {self.batches_read:,} steps of its loop were dry-run, whose sizes its own "
-                "code makes. Sizes that depend on computed values are placeholders.",
-            )
+            what = f"The job has no DataLoader: {self.batches_read:,} steps of its loop were dry-run."
+            return what, "Sizes that depend on computed values are placeholders."
         of_all = "an unknown number of" if self.batches < 0 else f"{self.batches:,}"
         if self.batches_read == self.batches:
             found = [f"All {self.batches:,} batches of an epoch read in {self.seconds:.1f} s ({self.line})."]
         else:
-            found = [
-                f"Sampled {self.batches_read:,} of {of_all} batches in {self.seconds:.1f} s ({self.line}): a larger one "
-                "may be among the others (--seconds reads more)."
-            ]
+            what = f"Sampled {self.batches_read:,} of {of_all} batches in {self.seconds:.1f} s ({self.line})"
+            found = [f"{what}: a larger one may be among the others (--seconds reads more)."]
         if self.is_shuffled and self.is_uneven:
-            found.append(
-                "The loader shuffles or samples: other epochs join other samples, and may have a larger batch."
-            )
+            found.append("The loader shuffles or samples: batches of other epochs differ, and may be larger.")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -160,12 +154,7 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
         seconds=read["seconds"],
         is_shuffled=read["is_shuffled"],
         parts=tuple(
-            Part(
-                name,
-                *(int(np.quantile(sizes, share, method="higher")) for share in (0, 0.5, 0.9, 0.99, 1)),
-                typical_shape=shapes[typical].get(name, ""),
-                worst_shape=shapes[at_worst].get(name, ""),
-            )
+            _part(name, sizes, shapes[typical].get(name, ""), shapes[at_worst].get(name, ""))
             for name, sizes in table.items()
         ),
         steady_bytes=steady,
@@ -175,6 +164,13 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
         alike=int((decisive >= _ALIKE * decisive[at_worst]).sum()),
         fits=_describe_fit(trace),
     )
+
+
+def _part(name: str, sizes: Ints, typical_shape: str, worst_shape: str) -> Part:
+    least, median, p90, p99, most = (
+        int(np.quantile(sizes, share, method="higher")) for share in (0, 0.5, 0.9, 0.99, 1)
+    )
+    return Part(name, least, median, p90, p99, most, typical_shape, worst_shape)
 
 
 def of_loop(trace: Trace) -> DataBatches:
