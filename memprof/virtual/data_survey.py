@@ -223,7 +223,7 @@ def _next(next_index: Callable[[], Any]) -> Any:
 
 
 def _spread(count: int) -> Iterator[int]:
-    """Yields every place from 0 to a count, such that the first ones are spread over all: by halves, quarters, …"""
+    """Returns every place from 0 to a count, the first ones spread over all: by halves, quarters and so on."""
     stride = 1
     while stride < count:
         stride *= 2
@@ -268,7 +268,8 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 def _in_words(shapes: list[tuple[int, ...]]) -> str:
     """Returns a shape, or of several how many there are and the largest: ``4 up to 300x4``, in words."""
-    largest = "x".join(map(str, max(shapes, key=lambda shape: _elements(shape)))) or "scalar"
+    widest = max(shapes, key=_elements)
+    largest = "x".join(map(str, widest)) or "scalar"
     return largest if len(shapes) == 1 else f"{len(shapes)} up to {largest}"
 
 
