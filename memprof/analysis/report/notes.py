@@ -33,13 +33,7 @@ class Note:
 
 
 def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...]:
-    """Returns the notes on the figures of one step, warnings first.
-
-    Args:
-        manifest: The recording's manifest.
-        steps: All steps seen.
-        step: The reported step.
-    """
+    """Returns the notes on the figures of one step, warnings first."""
     warnings = []
     if not manifest.capture.is_complete:
         warnings.append(_incomplete(manifest.capture))

@@ -190,7 +190,7 @@ class KeptTensors:
         tensors = live_objects(torch.Tensor)
         leaves = [tensor for tensor in tensors if not is_computed(tensor) and not tensor.is_nested]
         gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
-        busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *_tensors_of_data())}
+        busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *tensors_of_data())}
         idle: dict[int, tuple[int, torch.Tensor]] = {}
         for tensor in leaves:
             address, size = self._span(tensor)
@@ -399,7 +399,7 @@ def _kind_of(tensor: Any) -> Kind:
     return shape, str(tensor.dtype), str(tensor.device), is_computed(tensor)
 
 
-def _tensors_of_data() -> list[torch.Tensor]:
+def tensors_of_data() -> list[torch.Tensor]:
     """Returns the tensors that the data sets of the job's loaders refer to."""
     waiting = [loader.dataset for loader in live_objects(torch.utils.data.DataLoader)]
     seen = {id(one): one for one in waiting}

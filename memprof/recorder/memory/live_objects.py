@@ -10,7 +10,8 @@ import gc
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, compress, repeat
 from operator import is_, or_
 from typing import Any
@@ -26,6 +27,19 @@ from memprof.trace.files.spool import HEARD
 
 _TURNS: tuple[Any, Any] = (iter, reversed)
 _has_frozen = False
+#: Types whose objects were looked up for all searches of a moment, and these objects.
+_looked_up: tuple[tuple[type, ...], list[Any]] | None = None
+
+
+@contextmanager
+def one_search(kinds: tuple[type, ...]) -> Iterator[None]:
+    """Has all searches for some types look through the objects once: those that there are now."""
+    global _looked_up  # noqa: PLW0603 - one garbage collector per process
+    _looked_up = kinds, live_objects(kinds)
+    try:
+        yield
+    finally:
+        _looked_up = None
 
 
 def freeze_imports() -> None:
@@ -82,6 +96,8 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
     Nothing in the search is Python code, so that no other thread runs while all objects are referenced: some may be
     tuples still being filled from a generator, for which Python raises SystemError if anything else references them.
     """
+    if _looked_up is not None and set(kind if isinstance(kind, tuple) else (kind,)) <= set(_looked_up[0]):
+        return [one for one in _looked_up[1] if issubclass(type(one), kind)]
     generations = reversed(range(len(gc.get_count())))
     objects = chain.from_iterable(map(gc.get_objects, generations))
     twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
@@ -151,7 +167,6 @@ class StorageWatch:
     needs_outputs = True
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
         self.only = ""
@@ -247,7 +262,6 @@ class OutsideWatch(StorageWatch):
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         super().__init__(log)
         self.owned_span = outside_span
         self.alive_bytes = 0
