@@ -42,11 +42,9 @@ def install(settings: dict[str, Any]) -> None:
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
             run instead; `dry_run` to compute nothing, on the simulated `device` if given, whose requests fail where it
-            is full if `strict`; where its
-            loaders' batches are
-            read to the file `survey` within `survey_s` seconds if given, and where the job's own `snapshots` are
-            collected if given; and `plan`, the plan to run
-            under as TOML, if there is one.
+            is full if `strict`; where its loaders' batches are read to the file `survey` within `survey_s` seconds if
+            given, and where the job's own `snapshots` are collected if given; and `plan`, the plan to run under as
+            TOML, if there is one.
 
     Raises:
         SystemExit: The plan cannot be read in this process; the job ends.

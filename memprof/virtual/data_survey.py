@@ -1,39 +1,41 @@
-"""Walks an epoch of a job's data loaders without training, and has the dry run train on typical and on largest batches.
+"""Walks an epoch of a job's data loaders without training, and has the dry run train on a typical and on large batches.
 
-The first loader whose batches an optimizer's update follows is the training loader; the job ends when its chosen
-batches are used up.
+The first loader during whose batches a step ends is the training loader; the job ends when its chosen batches are used
+up.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from memprof.recorder.steps.batches import WHOLE, entries_of, fields_of, is_graphs, is_record
 from memprof.recorder.steps.window import end_job
 from memprof.trace.files.private_file import write_private
 
-#: Largest batches that are trained on, besides two typical ones.
-_MOST_LARGEST = 10
-#: Times that a batch is repeated until an update follows: micro-batches of one update.
-_MOST_REPEATS = 64
-#: Batches of a stream that are kept to choose a typical one from, since they cannot be read again.
+#: Large batches that are trained on, besides a typical one.
+_MOST_LARGE = 10
+#: Steps that train on each. Where a loop fetches a batch ahead, the first still trains on the one before.
+_STEPS = 2
+#: Times that a batch is repeated until its steps have ended: micro-batches of the updates.
+_MOST_REPEATS = 128
+#: Batches, spread over the epoch, of which a typical one is chosen.
 _KEPT = 16
 #: Stands for the number of batches, where a loader does not say it.
 _UNKNOWN = -1
-#: Parts of a batch, by their names without the places in lists: what it is measured by.
-Sizes = dict[str, tuple[int, ...]]
 
 
 @dataclass
@@ -45,20 +47,20 @@ class _Walk:
         batches: Batches of an epoch, -1 where the loader does not say.
         is_shuffled: Another epoch has its samples in other batches.
         index: Place of each batch that was read, in an epoch.
-        sizes: Elements of each part of it, the sum over lists.
+        sizes: Elements of each part of it and its longest side; of a list the sum and the longest.
         shapes: Shapes of its parts in words.
-        chosen: The batches to train on, each with its place and why.
         seconds: What reading them took.
+        steps: Place of each batch that was trained on, and the last step that was; the typical one first.
     """
 
     line: str
     batches: int
     is_shuffled: bool
     index: list[int] = field(default_factory=list)
-    sizes: list[dict[str, int]] = field(default_factory=list)
+    sizes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     shapes: list[dict[str, str]] = field(default_factory=list)
-    chosen: list[tuple[Any, int, str]] = field(default_factory=list)
     seconds: float = 0.0
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
 
 class DataSurvey:
@@ -73,166 +75,122 @@ class DataSurvey:
             step_of: Returns the number of the job's current step.
         """
         self._path, self._seconds, self._step_of = path, seconds, step_of
-        self._updates = 0
-        self._until = 0.0
-        self._is_surveying = False
+        self._is_reading = False
 
     def install(self) -> None:
         """Has each loader yield the chosen batches instead of its epoch."""
         loaders: Any = DataLoader
         original = loaders.__iter__
-        register_optimizer_step_post_hook(self._count_update)
 
         def walk(loader: Any) -> Any:
-            if self._is_surveying or torch.utils.data.get_worker_info() is not None:
+            if self._is_reading or torch.utils.data.get_worker_info() is not None:
                 return original(loader)
             return self._yield(loader, original)
 
         loaders.__iter__ = walk
 
-    def _count_update(self, *_: Any) -> None:
-        self._updates += 1
-        # A loop without a loader is followed for as long as an epoch would be read.
-        self._until = self._until or time.monotonic() + self._seconds
-        if not self._is_surveying and time.monotonic() > self._until:
-            end_job()
-
     def _yield(self, loader: Any, original: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yields each chosen batch until an update follows, and ends the job then; a loader without updates goes on."""
-        self._is_surveying = True
+        """Yields each chosen batch for some steps, and ends the job then; a loader without steps goes on."""
+        self._is_reading = True
         try:
-            walk = self._read(loader, original)
+            walk, chosen = self._read(loader, original)
         finally:
-            self._is_surveying = False
-        began, used = self._updates, []
-        self._until = time.monotonic() + 1e9  # from here on, the chosen batches end the job
-        for batch, place, why in walk.chosen:
-            before = self._updates
-            used.append((self._step_of(), place, why))
+            self._is_reading = False
+        for place, batch in chosen:
+            began = self._step_of()
             for _ in range(_MOST_REPEATS):
                 yield batch
-                if self._updates > before:
+                if self._step_of() >= began + _STEPS:
                     break
-            else:
-                if self._updates == began:
-                    self._until = 0.0
-                    return  # no training loader
-        if self._updates == began:
-            self._until = 0.0
-            return
-        self._write(walk, used)
-        end_job()
+            if self._step_of() == began:
+                return  # no training loader
+            walk.steps.append((place, self._step_of() - 1))
+        if walk.steps:
+            write_private(self._path, json.dumps(asdict(walk)))
+            end_job()
 
-    def _read(self, loader: Any, original: Callable[[Any], Any]) -> _Walk:
-        """Reads the batches of an epoch in this process, in an order that covers it evenly if time ends."""
+    def _read(self, loader: Any, original: Callable[[Any], Any]) -> tuple[_Walk, list[tuple[int, Any]]]:
+        """Reads the batches of an epoch in this process, in an order that covers it evenly if time ends.
+
+        Returns:
+            What was read, and the batches to train on with their places: a typical one, then the large ones.
+        """
         began = time.monotonic()
         with unset_fake_temporarily(), _in_this_process(loader), _unchanged_random_numbers():
             iterator = original(loader)
             fetch, next_index = iterator._dataset_fetcher.fetch, iterator._next_index
             is_stream = iterator._dataset_kind == torch.utils.data.dataloader._DatasetKind.Iterable
-            try:
-                count = len(loader)
-            except TypeError:
-                count = _UNKNOWN
-            sampler = getattr(loader, "sampler", None)
             in_order = torch.utils.data.SequentialSampler, torch.utils.data.dataloader._InfiniteConstantSampler
-            walk = _Walk(_line_of_loop(), count, not isinstance(sampler, in_order))
-            largest: dict[str, tuple[int, int, Any]] = {}
+            walk = _Walk(_line_of_loop(), _length(loader), not isinstance(getattr(loader, "sampler", None), in_order))
+            largest: dict[str, tuple[tuple[float, int], int, Any]] = {}
             kept: list[tuple[int, Any]] = []
             indices: list[Any] = []
-            if not is_stream:
-                for index in iter(lambda: _next(next_index), None):
-                    indices.append(index)
-                    if time.monotonic() - began > self._seconds / 2:
-                        break
-                else:
+            while not is_stream and time.monotonic() - began < self._seconds / 2:
+                try:
+                    indices.append(next_index())
+                except StopIteration:
                     walk.batches = len(indices)
-            for place in _spread(len(indices)) if not is_stream else iter(range(1 << 62)):
+                    break
+            for place in iter(range(1 << 62)) if is_stream else _spread(len(indices)):
                 try:
                     batch = fetch(next_index() if is_stream else indices[place])
                 except StopIteration:
                     walk.batches = place
                     break
-                self._measure(walk, batch, place, largest)
+                _measure(walk, batch, place, largest)
                 if len(kept) < _KEPT:
                     kept.append((place, batch))
                 if time.monotonic() - began > self._seconds:
                     break
-            if walk.sizes:
-                total = [sum(sizes.values()) for sizes in walk.sizes]
-                middle = sorted(range(len(total)), key=lambda row: (total[row], row))[len(total) // 2]
-                typical = walk.index[middle]
-                if is_stream:
-                    totals = dict(zip(walk.index, total, strict=True))
-                    typical, batch = min(kept, key=lambda one: abs(totals[one[0]] - total[middle]))
-                else:
-                    batch = fetch(indices[typical])
-                walk.chosen = [(batch, typical, "typical")] * 2
-                seen: set[int] = set()
-                order = sorted(largest.items(), key=lambda one: one[0] != _ALL)
-                for name, (_, place, worst) in order:
-                    if place not in seen and len(seen) < _MOST_LARGEST:
-                        seen.add(place)
-                        walk.chosen.append((worst, place, name))
         walk.seconds = time.monotonic() - began
-        return walk
-
-    def _measure(self, walk: _Walk, batch: Any, place: int, largest: dict[str, tuple[int, int, Any]]) -> None:
-        """Adds a batch to what was read, and keeps it if it is the largest so far by any part."""
-        parts: dict[str, list[tuple[int, ...]]] = {}
-        _collect(batch, "", parts)
-        sizes = {name: sum(_elements(shape) for shape in shapes) for name, shapes in parts.items()}
-        walk.index.append(place)
-        walk.sizes.append(sizes)
-        walk.shapes.append({name: _in_words(shapes) for name, shapes in parts.items()})
-        measures = {_ALL: sum(sizes.values()), **sizes}
-        for name, shapes in parts.items():  # padded: the longest side decides what attention takes
-            measures[f"{name} longest"] = max((max(shape, default=0) for shape in shapes), default=0)
-        for name, size in measures.items():
-            if size > largest.get(name, (0, 0, None))[0]:
-                largest[name] = size, place, batch
-
-    def _write(self, walk: _Walk, used: list[tuple[int, int, str]]) -> None:
-        # The last step begins with the last batch; each earlier one ends where the next begins.
-        write_private(
-            self._path,
-            json.dumps(
-                {
-                    "line": walk.line,
-                    "batches": walk.batches,
-                    "is_shuffled": walk.is_shuffled,
-                    "seconds": walk.seconds,
-                    "index": walk.index,
-                    "sizes": walk.sizes,
-                    "shapes": walk.shapes,
-                    "steps": [{"step": step, "batch": place, "largest_by": why} for step, place, why in used],
-                }
-            ),
-        )
+        if not kept:
+            return walk, []
+        total = {place: _total(sizes)[0] for place, sizes in zip(walk.index, walk.sizes, strict=True)}
+        middle = median_low(total.values())
+        large = list({place: batch for _, place, batch in largest.values()}.items())[:_MOST_LARGE]
+        return walk, [min(kept, key=lambda one: abs(total[one[0]] - middle)), *large]
 
 
-#: The measure of all parts together.
-_ALL = "all"
-
-
-def _next(next_index: Callable[[], Any]) -> Any:
+def _length(loader: Any) -> int:
     try:
-        return next_index()
-    except StopIteration:
-        return None
+        return len(loader)
+    except TypeError:
+        return _UNKNOWN
+
+
+def _total(sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    return sum(size for size, _ in sizes.values()), max((side for _, side in sizes.values()), default=0)
+
+
+def _measure(walk: _Walk, batch: Any, place: int, largest: dict[str, tuple[tuple[float, int], int, Any]]) -> None:
+    """Adds a batch to what was read, and keeps it if it is the largest so far by any measure.
+
+    Layers take memory by a batch's elements, attention by these times the longest side, and most models have both.
+    The highest power finds the longest side.
+    """
+    parts: dict[str, list[tuple[int, ...]]] = {}
+    _collect(batch, "", parts)
+    sizes = {
+        name: (sum(map(math.prod, shapes)), max((max(shape, default=0) for shape in shapes), default=0))
+        for name, shapes in parts.items()
+    }
+    walk.index.append(place)
+    walk.sizes.append(sizes)
+    walk.shapes.append({name: _in_words(shapes) for name, shapes in parts.items()})
+    for power in (0.0, 1.0, 0.5, 8.0):
+        for name, (size, side) in {"": _total(sizes), **sizes}.items():
+            measure = size * float(side) ** power, side
+            key = f"{power} {name}"
+            if key not in largest or measure > largest[key][0]:
+                largest[key] = measure, place, batch
 
 
 def _spread(count: int) -> Iterator[int]:
     """Returns every place from 0 to a count, the first ones spread over all: by halves, quarters and so on."""
-    stride = 1
-    while stride < count:
-        stride *= 2
-    seen: set[int] = set()
-    while count and stride:
-        for place in range(0, count, stride):
-            if place not in seen:
-                seen.add(place)
-                yield place
+    stride = 1 << (max(count, 1) - 1).bit_length()
+    yield from range(0, count, stride)
+    while stride > 1:
+        yield from range(stride // 2, count, stride)
         stride //= 2
 
 
@@ -240,17 +198,15 @@ def _collect(value: Any, name: str, parts: dict[str, list[tuple[int, ...]]]) -> 
     """Adds the shapes of the tensors in a batch by their names; entries of a list share one."""
     if isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and hasattr(value, "shape")):
         parts.setdefault(name or "batch", []).append(tuple(value.shape))
-    elif hasattr(value, "keys") and not is_graphs(value):
+    elif is_graphs(value) or hasattr(value, "keys") or is_record(value):
+        if is_graphs(value):
+            value = value.to_dict()
+        elif not hasattr(value, "keys"):
+            value = fields_of(value)
         for key in list(value):
             _collect(value[key], f"{name}.{key}" if name else str(key), parts)
-    elif is_graphs(value):
-        for key, entry in value.to_dict().items():
-            _collect(entry, f"{name}.{key}" if name else str(key), parts)
-    elif is_record(value):
-        for key, entry in fields_of(value).items():
-            _collect(entry, f"{name}.{key}" if name else str(key), parts)
     elif isinstance(value, (list, tuple)) and not isinstance(value, WHOLE):
-        is_of_parts = isinstance(value, tuple) or len({_kind_of(entry) for entry in value}) > 1
+        is_of_parts = (isinstance(value, tuple) and not name) or len({_kind_of(entry) for entry in value}) > 1
         for place, entry in enumerate(entries_of(value)):
             _collect(entry, f"{name}[{place}]" if is_of_parts and len(value) <= _KEPT else f"{name}[*]", parts)
 
@@ -259,24 +215,15 @@ def _kind_of(value: Any) -> Any:
     return (type(value), value.dim(), value.dtype) if isinstance(value, torch.Tensor) else type(value)
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
 def _in_words(shapes: list[tuple[int, ...]]) -> str:
     """Returns a shape, or of several how many there are and the largest: ``4 up to 300x4``, in words."""
-    widest = max(shapes, key=_elements)
+    widest = max(shapes, key=math.prod)
     largest = "x".join(map(str, widest)) or "scalar"
     return largest if len(shapes) == 1 else f"{len(shapes)} up to {largest}"
 
 
 def _line_of_loop() -> str:
     """Returns file and line of the job's code that iterates over the loader."""
-    import sys
-
     frame: Any = sys._getframe(1)
     while frame is not None:
         owner = str(frame.f_globals.get("__name__", "")).partition(".")[0]

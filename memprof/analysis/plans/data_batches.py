@@ -13,7 +13,7 @@ from memprof.trace.schema import Ints, Steps
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
-#: A batch is like the worst if its decisive size is at least this share of that one's.
+#: A batch is like the worst if its parts are at least this share of that one's, in elements and in length.
 _ALIKE = 0.98
 #: A peak that is higher by less than this share is not called worse.
 _SLIGHT = 0.005
@@ -58,8 +58,7 @@ class DataBatches:
         steady_bytes: Peak of a step on a typical batch.
         worst_bytes: Peak of a step on the worst batch.
         worst_batch: Its place in the epoch, from 0; in a loop without a loader, its step.
-        decided_by: Part in which it is the largest; ``all`` for all together; "" without a loader.
-        alike: Batches read that are as large by that part, the worst among them.
+        alike: Batches read that are as large in each part, the worst among them; others may peak as high.
         fits: Whether the simulated device holds it; "" on the CPU.
     """
 
@@ -72,7 +71,6 @@ class DataBatches:
     steady_bytes: int
     worst_bytes: int
     worst_batch: int
-    decided_by: str
     alike: int
     fits: str = ""
 
@@ -83,17 +81,17 @@ class DataBatches:
 
     @property
     def probability(self) -> float:
-        """Share of the batches that are like the worst."""
+        """Share of the batches that are like the worst; a lower bound."""
         return self.alike / max(self.batches_read, 1)
 
     def describe(self) -> str:
-        """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (1 in 400 batches)``."""
+        """Returns the verdict: ``Steady 18.20 GiB, worst batch 21.30 GiB (at least 1 in 400 batches: batch 7).``."""
         steady, unit = format_bytes(self.steady_bytes), "batches" if self.line else "steps"
         if not self.is_uneven:
             return (
                 f"Steady {steady}; no batch of {self.batches_read:,} {'read' if self.line else 'dry-run'} needs more."
             )
-        often = f"1 in {max(1, round(1 / self.probability)):,} {unit}"
+        often = f"{'at least ' if self.line else ''}1 in {max(1, round(1 / self.probability)):,} {unit}"
         which = f"{'batch' if self.line else 'step'} {self.worst_batch:,}"
         worst = f"worst {'batch' if self.line else 'step'} {format_bytes(self.worst_bytes)}"
         return f"Steady {steady}, {worst} ({often}: {which})."
@@ -129,24 +127,16 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
     Raises:
         InconclusiveError: A typical batch did not make two complete steps.
     """
-    peaks, begins = trace.step_peaks(), [one["step"] for one in read["steps"]]
-    ends = [*begins[1:], max(peaks, default=0) + 1]
-    own = [
-        (max((peaks[step] for step in range(begin, max(end, begin + 1)) if step in peaks), default=0), one)
-        for begin, end, one in zip(begins, ends, read["steps"], strict=True)
-    ]
-    if len(own) < 2 or not own[1][0]:
+    peaks = trace.step_peaks()
+    own = [(peaks[step], place) for place, step in read["steps"] if step in peaks]
+    if not own or read["steps"][0][1] not in peaks:
         raise InconclusiveError("the job made fewer than two training steps on a typical batch.")
-    steady = own[1][0]
-    worst, which = max(own[1:], key=lambda one: one[0])
+    worst, at_worst = max(own, key=lambda one: one[0])
+    rows = [read["index"].index(place) for place in (own[0][1], at_worst)]
     names = sorted({name for sizes in read["sizes"] for name in sizes})
-    table = {name: np.array([sizes.get(name, 0) for sizes in read["sizes"]]) for name in names}
-    row_of = {place: row for row, place in enumerate(read["index"])}
-    at_worst, typical = row_of[which["batch"]], row_of[own[1][1]["batch"]]
-    decisive, by = np.sum(list(table.values()), axis=0), which["largest_by"]
-    if by.removesuffix(" longest") in table:
-        decisive = table[by.removesuffix(" longest")]
-    shapes = read["shapes"]
+    sizes = {name: np.array([one.get(name, (0, 0)) for one in read["sizes"]]) for name in names}
+    typical_shapes, worst_shapes = (read["shapes"][row] for row in rows)
+    is_alike = [(of_part >= _ALIKE * of_part[rows[1]]).all(axis=1) for of_part in sizes.values()]
     return DataBatches(
         line=read["line"],
         batches=read["batches"],
@@ -154,14 +144,13 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
         seconds=read["seconds"],
         is_shuffled=read["is_shuffled"],
         parts=tuple(
-            _part(name, sizes, shapes[typical].get(name, ""), shapes[at_worst].get(name, ""))
-            for name, sizes in table.items()
+            _part(name, of_part[:, 0], typical_shapes.get(name, ""), worst_shapes.get(name, ""))
+            for name, of_part in sizes.items()
         ),
-        steady_bytes=steady,
+        steady_bytes=own[0][0],
         worst_bytes=worst,
-        worst_batch=which["batch"],
-        decided_by=by,
-        alike=int((decisive >= _ALIKE * decisive[at_worst]).sum()),
+        worst_batch=at_worst,
+        alike=int(np.all(is_alike, axis=0).sum()),
         fits=_describe_fit(trace),
     )
 
@@ -182,9 +171,8 @@ def of_loop(trace: Trace) -> DataBatches:
     steps = trace.table(Steps)
     whole = set(steps.step[steps.is_complete].tolist())  # the part after the last update is none
     peaks = {step: peak for step, peak in trace.step_peaks().items() if step in whole}
-    later = {
-        step: peak for step, peak in peaks.items() if step > min(peaks, default=0)
-    }  # the first creates the optimizer state
+    first = min(peaks, default=0)  # creates the optimizer state
+    later = {step: peak for step, peak in peaks.items() if step > first}
     if not later:
         raise InconclusiveError("the job made fewer than two training steps in a dry run.")
     worst = max(later, key=lambda step: later[step])
@@ -198,7 +186,6 @@ def of_loop(trace: Trace) -> DataBatches:
         steady_bytes=int(np.quantile(list(later.values()), 0.5, method="lower")),
         worst_bytes=later[worst],
         worst_batch=worst,
-        decided_by="",
         alike=sum(peak >= _ALIKE * later[worst] for peak in later.values()),
         fits=_describe_fit(trace),
     )

@@ -35,8 +35,7 @@ class Settings:
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
         read_values: Values of a recording that a dry run replays, from ``read_values_of``; "" for placeholders.
-        survey: File to which a dry run writes the batches of its loaders; it trains on
-            the largest alone.
+        survey: File to which a dry run writes the batches of its loaders; it trains on the largest alone.
         survey_s: Time in seconds that reading an epoch may take.
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
