@@ -28,10 +28,8 @@ from memprof.trace.files.private_file import write_private
 
 #: Large batches that are trained on, besides a typical one.
 _MOST_LARGE = 10
-#: Steps that train on each. Where a loop fetches a batch ahead, the first still trains on the one before.
-_STEPS = 2
-#: Times that a batch is repeated until its steps have ended: micro-batches of the updates.
-_MOST_REPEATS = 128
+#: Times that a batch is repeated until a step has ended: micro-batches of an update.
+_MOST_REPEATS = 64
 #: Batches, spread over the epoch, of which a typical one is chosen.
 _KEPT = 16
 #: Stands for the number of batches, where a loader does not say it.
@@ -50,7 +48,8 @@ class _Walk:
         sizes: Elements of each part of it and its longest side; of a list the sum and the longest.
         shapes: Shapes of its parts in words.
         seconds: What reading them took.
-        steps: Place of each batch that was trained on, and the last step that was; the typical one first.
+        steps: Place of each batch that was trained on, the typical one first, and the step when it was yielded. A loop
+            that fetches a batch ahead trains on it in the next one.
     """
 
     line: str
@@ -90,30 +89,32 @@ class DataSurvey:
         loaders.__iter__ = walk
 
     def _yield(self, loader: Any, original: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yields each chosen batch for some steps, and ends the job then; a loader without steps goes on."""
+        """Yields each chosen batch until a step ends, and ends the job then; a loader without steps goes on."""
         self._is_reading = True
         try:
-            walk, chosen = self._read(loader, original)
+            walk, order = self._read(loader, original)
         finally:
             self._is_reading = False
-        for place, batch in chosen:
+        for place, batch in order:
             began = self._step_of()
             for _ in range(_MOST_REPEATS):
                 yield batch
-                if self._step_of() >= began + _STEPS:
+                if self._step_of() > began:
                     break
-            if self._step_of() == began:
+            else:
                 return  # no training loader
-            walk.steps.append((place, self._step_of() - 1))
+            if place is not None:
+                walk.steps.append((place, began))
         if walk.steps:
             write_private(self._path, json.dumps(asdict(walk)))
             end_job()
 
-    def _read(self, loader: Any, original: Callable[[Any], Any]) -> tuple[_Walk, list[tuple[int, Any]]]:
+    def _read(self, loader: Any, original: Callable[[Any], Any]) -> tuple[_Walk, list[tuple[int | None, Any]]]:
         """Reads the batches of an epoch in this process, in an order that covers it evenly if time ends.
 
         Returns:
-            What was read, and the batches to train on with their places: a typical one, then the large ones.
+            What was read, and the batches to train on, in order. Those whose peaks count have their places: a typical
+            one, and each large one after the batch before it in the epoch, of which a loop may still keep tensors.
         """
         began = time.monotonic()
         with unset_fake_temporarily(), _in_this_process(loader), _unchanged_random_numbers():
@@ -122,7 +123,8 @@ class DataSurvey:
             is_stream = iterator._dataset_kind == torch.utils.data.dataloader._DatasetKind.Iterable
             in_order = torch.utils.data.SequentialSampler, torch.utils.data.dataloader._InfiniteConstantSampler
             walk = _Walk(_line_of_loop(), _length(loader), not isinstance(getattr(loader, "sampler", None), in_order))
-            largest: dict[str, tuple[tuple[float, int], int, Any]] = {}
+            largest: dict[str, tuple[tuple[float, int], int, Any, Any]] = {}
+            before: Any = None
             kept: list[tuple[int, Any]] = []
             indices: list[Any] = []
             while not is_stream and time.monotonic() - began < self._seconds / 2:
@@ -137,18 +139,27 @@ class DataSurvey:
                 except StopIteration:
                     walk.batches = place
                     break
-                _measure(walk, batch, place, largest)
+                _measure(walk, batch, place, before, largest)
+                before = batch if is_stream else None
                 if len(kept) < _KEPT:
                     kept.append((place, batch))
                 if time.monotonic() - began > self._seconds:
                     break
-        walk.seconds = time.monotonic() - began
-        if not kept:
-            return walk, []
-        total = {place: _total(sizes)[0] for place, sizes in zip(walk.index, walk.sizes, strict=True)}
-        middle = median_low(total.values())
-        large = list({place: batch for _, place, batch in largest.values()}.items())[:_MOST_LARGE]
-        return walk, [min(kept, key=lambda one: abs(total[one[0]] - middle)), *large]
+            walk.seconds = time.monotonic() - began
+            if not kept:
+                return walk, []
+            total = {place: _total(sizes)[0] for place, sizes in zip(walk.index, walk.sizes, strict=True)}
+            middle = median_low(total.values())
+            place, typical = min(kept, key=lambda one: abs(total[one[0]] - middle))
+            order: list[tuple[int | None, Any]] = [(None, typical), (place, typical), (None, typical)]
+            large = {place: (batch, before) for _, place, batch, before in largest.values()}
+            for place, (batch, previous) in list(large.items())[:_MOST_LARGE]:
+                if previous is None:
+                    earlier = typical if is_stream or not place else fetch(indices[place - 1])
+                else:
+                    earlier = previous
+                order += [(None, earlier), (place, batch), (None, typical)]
+        return walk, order
 
 
 def _length(loader: Any) -> int:
@@ -162,7 +173,9 @@ def _total(sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
     return sum(size for size, _ in sizes.values()), max((side for _, side in sizes.values()), default=0)
 
 
-def _measure(walk: _Walk, batch: Any, place: int, largest: dict[str, tuple[tuple[float, int], int, Any]]) -> None:
+def _measure(
+    walk: _Walk, batch: Any, place: int, before: Any, largest: dict[str, tuple[tuple[float, int], int, Any, Any]]
+) -> None:
     """Adds a batch to what was read, and keeps it if it is the largest so far by any measure.
 
     Layers take memory by a batch's elements, attention by these times the longest side, and most models have both.
@@ -182,7 +195,7 @@ def _measure(walk: _Walk, batch: Any, place: int, largest: dict[str, tuple[tuple
             measure = size * float(side) ** power, side
             key = f"{power} {name}"
             if key not in largest or measure > largest[key][0]:
-                largest[key] = measure, place, batch
+                largest[key] = measure, place, batch, before
 
 
 def _spread(count: int) -> Iterator[int]:

@@ -128,8 +128,8 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
         InconclusiveError: A typical batch did not make two complete steps.
     """
     peaks = trace.step_peaks()
-    own = [(peaks[step], place) for place, step in read["steps"] if step in peaks]
-    if not own or read["steps"][0][1] not in peaks:
+    own = [(max(peaks.get(step, 0), peaks.get(step + 1, 0)), place) for place, step in read["steps"]]
+    if not own or not own[0][0]:
         raise InconclusiveError("the job made fewer than two training steps on a typical batch.")
     worst, at_worst = max(own, key=lambda one: one[0])
     rows = [read["index"].index(place) for place in (own[0][1], at_worst)]

@@ -17,7 +17,7 @@ from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.trace.store import Trace
 
-#: Steps of a loop without a loader that are dry-run, within the time for reading an epoch.
+#: Steps that are dry-run at most: of a loop without a loader, all of them.
 _MOST_STEPS = 64
 
 
