@@ -114,7 +114,7 @@ class DataBatches:
     def to_json(self) -> dict[str, Any]:
         """Returns the result ready for ``json.dump``."""
         own = asdict(self)
-        return {**own, "is_uneven": self.is_uneven, "probability": self.probability}
+        return {"schema": 1, **own, "is_uneven": self.is_uneven, "probability": self.probability}
 
 
 def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:

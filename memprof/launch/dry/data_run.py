@@ -15,6 +15,7 @@ from memprof.launch.parent.recorded_job import run_recorded
 from memprof.launch.parent.relay import ENDING
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
+from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 
 #: Steps that are dry-run at most: of a loop without a loader, all of them.
@@ -51,6 +52,8 @@ def read_data(target: Target, device: str, seconds: float) -> DataBatches:
                 raise EndedError(ending[0])
             errors.seek(0)
             outcome = outcome_of(done, errors.read().decode("utf-8", errors="replace"))
+        if path.is_file() and not Trace.open(path).table(Steps).is_complete.any() and done.returncode == 0:
+            raise InconclusiveError("the job made no training step: no optimizer updated parameters.")
         if outcome.peak_bytes is None:
             raise InconclusiveError(f"the job cannot be dry-run: {outcome.reason}")
         trace = Trace.open(path)
