@@ -130,7 +130,8 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
     peaks = trace.step_peaks()
     own = [(max(peaks.get(step, 0), peaks.get(step + 1, 0)), place) for place, step in read["steps"]]
     if not own or not own[0][0]:
-        raise InconclusiveError("the job made fewer than two training steps on a typical batch.")
+        why = "trained in fewer than two steps on a typical batch, or allocated nothing on the simulated device"
+        raise InconclusiveError(f"the job {why}.")
     worst, at_worst = max(own, key=lambda one: one[0])
     rows = [read["index"].index(place) for place in (own[0][1], at_worst)]
     names = sorted({name for sizes in read["sizes"] for name in sizes})
