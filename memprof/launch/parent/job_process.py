@@ -119,6 +119,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["expert_load"] = settings.expert_load
         if ranks_of(settings.plan) > 1:
             child["devices"] = 1  # --shard gives each rank a machine of one device
+        if settings.survey is not None:
+            child["survey"], child["survey_s"] = str(settings.survey), settings.survey_s
         if settings.snapshots is not None:
             child["snapshots"], child["snapshot_name"] = str(settings.snapshots), settings.snapshot_name
     variables: dict[str, str] = {}

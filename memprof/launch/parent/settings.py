@@ -35,6 +35,8 @@ class Settings:
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
         read_values: Values of a recording that a dry run replays, from ``read_values_of``; "" for placeholders.
+        survey: File to which a dry run writes the batches of its loaders; it trains on the largest alone.
+        survey_s: Time in seconds that reading an epoch may take.
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
         nodes: Machines, each with the same number of ranks.
@@ -60,6 +62,8 @@ class Settings:
     snapshots: Path | None = None
     snapshot_name: str = ""
     read_values: str = ""
+    survey: Path | None = None
+    survey_s: float = 20.0
     strict: bool = False
     ranks: int = 0
     nodes: int = 1
