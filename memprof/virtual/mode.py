@@ -136,6 +136,8 @@ class DryMode(FakeTensorMode):
         kwargs = _on_one_processor(kwargs)
         device = self._device
         if device is None:
+            if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd reads it twice for each gradient
+                return args[0].fake_device
             if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
                 require_cuda()
             result = self._run(func, types, args, kwargs, is_placed=False)

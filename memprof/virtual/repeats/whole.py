@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from memprof.trace.files.spool import WHOLE
 from memprof.virtual.repeats.calls import CallRepeats
@@ -36,9 +39,14 @@ class Whole:
         self._until_s = self._until_clock_s = float("inf")
         self._is_cut = False
 
-    def install(self, mode: DryMode) -> None:
-        """Wraps the calls of modules and the updates of optimizers; all run until the first step is over."""
-        self._calls = CallRepeats(mode, self.meter)
+    def install(self, mode: DryMode, notice: Callable[[torch.Tensor], None]) -> None:
+        """Wraps the calls of modules and the updates of optimizers; all run until the first step is over.
+
+        Args:
+            mode: The dry run's mode.
+            notice: Logs the memory of a tensor that no operator returns.
+        """
+        self._calls = CallRepeats(mode, self.meter, notice)
         self._updates = UpdateRepeats(self.meter, mode.answers, self._calls.end_update)
         self._calls.install()
         self._updates.install()
