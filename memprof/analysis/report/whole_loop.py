@@ -47,13 +47,16 @@ class LoopMoment:
 
 
 def find_loop_moments(trace: Trace) -> tuple[LoopMoment, ...]:
-    """Returns the moments of a dry run of a whole loop, the steady step's first, then by their bytes, highest first.
+    """Returns the moments of a dry run of a whole loop, as `moments_of` does; none of other recordings."""
+    return moments_of(trace) if any(note.startswith(WHOLE) for note in trace.manifest.notes) else ()
+
+
+def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
+    """Returns the moments of the recorded steps, the steady step's first, then by their bytes, highest first.
 
     Args:
-        trace: The trace; of others than dry runs of whole loops there are none.
+        trace: The trace.
     """
-    if not any(note.startswith(WHOLE) for note in trace.manifest.notes):
-        return ()
     steps, ops = trace.table(Steps), trace.table(Ops)
     during = live_during(ops, trace.table(Storages)) + ops.workspace_bytes
     highest: dict[str, dict[int, tuple[int, int]]] = {}  # by phase and step: bytes, and the operator's row
