@@ -1,4 +1,5 @@
 """Gradient accumulation with clipping: each fourth micro-batch ends in an update over copies of the gradients."""
+
 import torch
 from torch import nn
 

@@ -32,7 +32,10 @@ def main() -> None:
             plain_s = record(script, plain, "--dry-run")
             whole_s = record(script, dry, "--dry-run", "--whole")
             try:
-                tops = [max(moments_of(Trace.open(each)), key=lambda one: one.moment.allocated_bytes) for each in (real, dry)]
+                tops = [
+                    max(moments_of(Trace.open(each)), key=lambda one: one.moment.allocated_bytes)
+                    for each in (real, dry)
+                ]
                 note = next(each for each in Trace.open(dry).manifest.notes if each.startswith("whole loop"))
             except Exception as error:  # noqa: BLE001 - the next row follows
                 print(f"{script.stem} | {error}", flush=True)

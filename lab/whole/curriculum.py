@@ -1,4 +1,5 @@
 """A sequence-length curriculum: the length doubles in step 40 (DeepSpeed's data efficiency; Automodel#2634)."""
+
 import torch
 from torch import nn
 

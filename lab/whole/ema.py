@@ -1,4 +1,5 @@
 """Weights are swapped for their moving average before the evaluation (diffusers' EMAModel.store, restore)."""
+
 import torch
 from torch import nn
 
@@ -11,13 +12,13 @@ for step in range(36):
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():
-        for kept, each in zip(average, model.parameters()):
+        for kept, each in zip(average, model.parameters(), strict=True):
             kept.lerp_(each, 0.01)
         if step == 30:
             stored = [each.detach().clone() for each in model.parameters()]
-            for each, kept in zip(model.parameters(), average):
+            for each, kept in zip(model.parameters(), average, strict=True):
                 each.copy_(kept)
             model(torch.randn(2048, 512))
-            for each, kept in zip(model.parameters(), stored):
+            for each, kept in zip(model.parameters(), stored, strict=True):
                 each.copy_(kept)
             del stored

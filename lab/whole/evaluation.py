@@ -1,4 +1,5 @@
 """unsloth-zoo#878, transformers#7232: an evaluation keeps the logits of all batches, then concatenates them."""
+
 import torch
 from torch import nn
 
@@ -9,10 +10,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 
 def evaluate():
     model.eval()
-    kept = []
     with torch.no_grad():
-        for _ in range(20):
-            kept.append(model(torch.randint(0, 2048, (4, 32))))
+        kept = [model(torch.randint(0, 2048, (4, 32))) for _ in range(20)]
         scores = torch.cat(kept)
     model.train()
     return scores.argmax(-1)

@@ -1,4 +1,5 @@
 """GaLore (jiaweizzz/GaLore): the projector's SVD every `update_proj_gap` steps is the peak of the run."""
+
 import torch
 from torch import nn
 

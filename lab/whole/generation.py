@@ -1,4 +1,5 @@
 """Generation during training (GRPO, trl#3481): every tenth step samples with a growing cache of keys and values."""
+
 import torch
 from torch import nn
 

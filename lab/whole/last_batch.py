@@ -1,4 +1,5 @@
 """drop_last=False and a collate function that pads to the longest: the epoch's last batches are the largest."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader

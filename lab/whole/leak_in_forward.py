@@ -1,4 +1,5 @@
 """A list outside of the model grows inside its forward in every second call: no such call may be skipped."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A learning-rate finder: the model and the optimizer are copied, tried on a batch twice as large, and restored."""
+
 import copy
 
 import torch

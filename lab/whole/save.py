@@ -1,4 +1,5 @@
 """A checkpoint whose states are cloned before they are written (Lightning, ZeRO's consolidation)."""
+
 import io
 
 import torch

@@ -1,4 +1,5 @@
 """SOAP and Shampoo: the preconditioners' eigenvectors are renewed every ten steps, with all factors alive."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """SWA: the averaged model is made in epoch 2, and update_bn runs it over the training set."""
+
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn

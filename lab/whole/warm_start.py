@@ -1,4 +1,5 @@
 """Layers are unfrozen in step 25 (ULMFiT, Detectron2): gradients and optimizer state of the backbone come late."""
+
 import torch
 from torch import nn
 

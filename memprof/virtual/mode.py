@@ -21,8 +21,8 @@ from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.calls.torch_state import overloads
 from memprof.trace.operator_facts import COMPARES, READS_NUMBER
 from memprof.virtual.ranks.collectives import place_of_group, returned_argument
-from memprof.virtual.repeats.meter import REPEATED
 from memprof.virtual.refusals import cannot, refuse_endless, require_cuda, without_kernel, without_size
+from memprof.virtual.repeats.meter import REPEATED
 from memprof.virtual.sizes.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.virtual.sizes.kernel_probe import Kernels
 from memprof.virtual.sizes.routing import Routing

@@ -218,7 +218,9 @@ def record(
     if strict and not device and _is_typed(ctx, "strict"):
         raise CannotStartError("--strict is about a full GPU: name the one to simulate, --device rtx4090.")
     if whole and not dry_run and _is_typed(ctx, "whole"):
-        raise CannotStartError("--whole is for dry runs, which skip repeated work: add --dry-run, or follow a real run with --light.")
+        raise CannotStartError(
+            "--whole is for dry runs, which skip repeated work: add --dry-run, or follow a real run with --light."
+        )
     if whole and dry_run:
         _refuse_steps(ctx)
     if expert_load is not None and not dry_run and _is_typed(ctx, "expert_load"):

@@ -212,8 +212,10 @@ class CallRepeats:
         watch = meter.begin()
         self._is_inside = True
         try:
-            out = original(module, *args, **kwargs) if entry.times else self._surroundings.learn(
-                lambda: original(module, *args, **kwargs)
+            out = (
+                original(module, *args, **kwargs)
+                if entry.times
+                else self._surroundings.learn(lambda: original(module, *args, **kwargs))
             )
         finally:
             self._is_inside = False
@@ -265,7 +267,7 @@ class CallRepeats:
         shapes = [leaf for leaf in result.leaves if isinstance(leaf, _Shape)]
         is_differentiable = any(shape.requires_grad for shape in shapes)
         if is_differentiable:
-            made = _Repeated.apply(self, entry, shapes, count, *inputs)  # type: ignore[no-untyped-call]
+            made = _Repeated.apply(self, entry, shapes, count, *inputs)
         else:
             REPEATED(result.excess_bytes)
             made = self._make_all(result, shapes)
@@ -319,7 +321,7 @@ class _Repeated(torch.autograd.Function):
     """A call that was skipped."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, repeats: CallRepeats, entry: _Entry, shapes: list[_Shape], count: int, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Returns its results, and keeps as much memory as it saves for backward."""
@@ -329,7 +331,9 @@ class _Repeated(torch.autograd.Function):
         made = repeats._make_all(result, shapes)
         ctx.saved = [repeats.make((result.saved_bytes,), torch.uint8)]
         ctx.repeats, ctx.entry, ctx.count = repeats, entry, count
-        ctx.inputs = [(each.requires_grad, each if each.is_leaf else None, tuple(each.shape), each.dtype) for each in inputs]
+        ctx.inputs = [
+            (each.requires_grad, each if each.is_leaf else None, tuple(each.shape), each.dtype) for each in inputs
+        ]
         ctx.mark_non_differentiable(*(one for one, each in zip(made, shapes, strict=True) if not each.requires_grad))
         ctx.set_materialize_grads(False)
         return made
@@ -377,7 +381,7 @@ def _describe(out: Any, owned: list[torch.Tensor], watch: Watch, live_bytes: int
             _Shape(
                 tuple(leaf.shape),
                 leaf.stride(),
-                leaf.storage_offset(),
+                int(leaf.storage_offset()),
                 leaf.dtype,
                 places[storage._cdata],
                 leaf.requires_grad,

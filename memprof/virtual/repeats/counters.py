@@ -118,10 +118,9 @@ for _name in _ASKED:
 
 
 def tables_of(optimizer: Any) -> Iterator[MutableMapping[Any, Any]]:
-    """Yields the tables in which an optimizer keeps numbers: its own, its groups', its state's, those of objects there."""
+    """Yields the tables of an optimizer's numbers: its own, its groups', its state's, those of objects in it."""
     yield vars(optimizer)
-    for group in optimizer.param_groups:
-        yield group
+    yield from optimizer.param_groups
     for state in list(optimizer.state.values()):
         if isinstance(state, dict):
             yield state

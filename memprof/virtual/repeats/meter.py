@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_library: Any = torch.library.Library("memprof", "FRAGMENT")
+_library: Any = torch.library.Library("memprof", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's is not annotated
 _library.define("repeated(int temporary_bytes) -> Tensor")
 #: Stands for operators that are not run again; its argument is their peak beyond the live bytes before them.
 REPEATED: Any = torch.ops.memprof.repeated.default

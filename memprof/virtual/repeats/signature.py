@@ -78,7 +78,7 @@ def state_key(module: torch.nn.Module) -> Hashable:
 
 
 def _own_state(module: torch.nn.Module) -> Iterator[Hashable]:
-    yield type(module)
+    yield id(type(module))
     for name, value in vars(module).items():
         if name not in _TABLES:
             yield name, plain_key(value)

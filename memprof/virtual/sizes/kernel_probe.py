@@ -78,7 +78,14 @@ class Kernels:
         casts = (
             packet in _SUMS and isinstance(result, torch.Tensor) and any(one.dtype != result.dtype for one in inputs)
         )
-        if not (packet in _TRIED or packet in _PRODUCTS or packet in _DECOMPOSITIONS or is_library or casts or _mixes_types(func, inputs)):
+        if not (
+            packet in _TRIED
+            or packet in _PRODUCTS
+            or packet in _DECOMPOSITIONS
+            or is_library
+            or casts
+            or _mixes_types(func, inputs)
+        ):
             return result, 0
         tensors = [*inputs, *tensors_in([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
