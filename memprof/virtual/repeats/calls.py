@@ -329,7 +329,8 @@ class _Repeated(torch.autograd.Function):
         assert result is not None
         REPEATED(result.excess_bytes)
         made = repeats._make_all(result, shapes)
-        ctx.saved = [repeats.make((result.saved_bytes,), torch.uint8)]
+        # Its inputs, too: most models save them, and which is not known.
+        ctx.saved = [repeats.make((result.saved_bytes,), torch.uint8), *inputs[:count]]
         ctx.repeats, ctx.entry, ctx.count = repeats, entry, count
         ctx.inputs = [
             (each.requires_grad, each if each.is_leaf else None, tuple(each.shape), each.dtype) for each in inputs
