@@ -11,12 +11,7 @@ _CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202
 
 
 def harmless(text: str, *, keeps_colours: bool = False) -> str:
-    """Returns lines that are safe to print on a terminal, control characters escaped.
-
-    Args:
-        text: The lines.
-        keeps_colours: Keep escape sequences that set colors.
-    """
+    """Returns lines that are safe to print on a terminal, control characters escaped."""
     return _CONTROL.sub(lambda found: found[0] if keeps_colours and found[1] else ascii(found[0])[1:-1], text)
 
 

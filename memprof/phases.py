@@ -68,7 +68,6 @@ class NamedPhase:
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Takes a validated name."""
         self.name = name
 
     def __enter__(self) -> None:

@@ -74,6 +74,7 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("estimate", "--mlp", "784,512,10", "--batch", "64", "--json"),
         ("estimate", "--transformer", "layers=2,width=64,heads=2,vocab=256", "--from", _GPT, "--json"),
     ),
+    "attach-list": (("attach", "--list", "--json"),),
     "import": tuple(("import", f"{one}.pickle", "-f", "--json") for one in ("snapshot", "full", "end")),
 }
 #: Those that take long, or read what a job made: commands of the documentation's workshop (docs/building/workshop.py).
@@ -90,6 +91,7 @@ SLOW_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "doctor": (("doctor", "--quick", "--json"),),
     "largest": (("largest", "batch8.memprof", "--also", "batch16.memprof", "--budget", "80MiB", "--json"),),
     "fit": (("fit", "--budget", "60%", "--json", "train.py"),),
+    "attach": (),  # of a job that is running: tests/launch/test_attach.py
     "diff-allocations": (("diff", "--json", "gpu.pickle", "dry-run.pickle"),),
     "history-bisect": (("history", "--bisect", "HEAD~1..HEAD", "--json", "--", "train.py"),),
     "history": (("history", "--json", "--commits", "HEAD~2..HEAD", "train.py"),),

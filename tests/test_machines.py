@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.errors import UsageError
-from memprof.machines.budget import parse_budget, split_budget
+from memprof.machines.budget import HostBudget, parse_budget, split_budget
 from memprof.machines.card import architecture_of, find_card
 from memprof.machines.catalogue import (
     CONTEXT_BYTES,
@@ -141,6 +141,12 @@ def test_near_names_are_named(written: str, near: str) -> None:
         ("h200 pcie", "H200", "H20,"),
         ("mi280", "MI250", "MI300"),
         ("jetson orin", "", "did you mean"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "a MIG slice has a part", "did you mean"),
+        ("5090 laptop", "laptop GPUs are other chips", "did you mean"),
+        ("TPU v5e", "memprof does not predict XLA", "did you mean"),
+        ("Arc B580", "", "did you mean"),
+        ("Ryzen AI Max 395", "", "did you mean"),
+        ("a800", "", "did you mean"),
     ],
 )
 def test_no_name_stands_for_another_architecture(written: str, offered: str, others: str) -> None:
@@ -281,19 +287,23 @@ def test_a_card_can_be_found_by_the_name_it_gives_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (None, (None, None)),
-        ("60%", ("60%", None)),
-        ("24GiB,host=32GiB,pinned=2GiB", ("24GiB", 2 * GIB)),
-        ("pinned=2GiB", (None, 2 * GIB)),
-        ("host=1GiB,60%", ("60%", GIB)),
+        (None, (None, HostBudget())),
+        ("60%", ("60%", HostBudget())),
+        ("24GiB,host=32GiB,pinned=2GiB", ("24GiB", HostBudget(32 * GIB, 2 * GIB))),
+        ("pinned=2GiB", (None, HostBudget(pinned_bytes=2 * GIB))),
+        ("host=1GiB,60%", ("60%", HostBudget(GIB))),
+        ("unified=96GiB", ("96GiB", HostBudget(is_unified=True))),
     ],
 )
-def test_a_budget_may_have_a_part_for_the_host(text: str | None, parts: tuple[str | None, int | None]) -> None:
-    """Of the host's parts the smaller counts: copies are pinned."""
+def test_a_budget_may_have_a_part_for_the_host(text: str | None, parts: tuple[str | None, HostBudget]) -> None:
+    """Of the whole job, of copies, or one for device and host together."""
     assert split_budget(text) == parts
 
 
-@pytest.mark.parametrize("text", ["8GiB,disk=1GiB", "8GiB,9GiB", "8GiB,host=1GiB,host=2GiB", "8GiB,host=", "host=2x"])
+@pytest.mark.parametrize(
+    "text",
+    ["8GiB,disk=1GiB", "8GiB,9GiB", "8GiB,host=1GiB,host=2GiB", "8GiB,host=", "host=2x", "unified=8GiB,host=1GiB"],
+)
 def test_refuses_parts_of_a_budget_that_say_nothing(text: str) -> None:
     """A wrong name, a second size, a repeated part or no size."""
     with pytest.raises(UsageError):

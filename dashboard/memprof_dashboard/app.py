@@ -12,8 +12,8 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 from memprof.trace.manifest import UNFINISHED
 from memprof_dashboard import frame, header, ids, parts
 from memprof_dashboard.editors import EDITORS
+from memprof_dashboard.guard import guarded_app
 from memprof_dashboard.header import help_dialog, recording_choices
-from memprof_dashboard.opening import guarded_app
 from memprof_dashboard.page import LATER, or_sentence, view_of
 from memprof_dashboard.pages import PAGES, empty_pages
 from memprof_dashboard.side.panel import SidePanel, grouped

@@ -24,9 +24,6 @@ def cell_output(path: Path) -> dict[str, Any]:
     JupyterLab, Notebook and VS Code draw plotly's form; where no JavaScript runs (GitHub, an exported page), the SVG is
     shown, which is also all there is without plotly.
 
-    Args:
-        path: The recording.
-
     Raises:
         BadInputError: It is missing or damaged, or contains no operators.
     """

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,15 +17,19 @@ import click
 from memprof.errors import MemprofError, UsageError
 from memprof.harmless import notify
 
+#: How often it is looked whether the recording of a running job has begun.
+_POLL_S = 0.1
+
 
 @click.command(
     epilog="""\b
 Examples:
   memprof dashboard run.memprof
   memprof dashboard before.memprof after.memprof --port 9000 --no-browser
+  memprof dashboard --attach 4711
   memprof dashboard gpu.pickle dry-run.pickle"""
 )
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="TRACE...")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Address to listen on.")
 @click.option(
     "--port",
@@ -37,9 +48,17 @@ Examples:
     help="Editor that opens source lines: vscode, cursor, zed, pycharm, none; or an address with {file} and {line}.",
 )
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser.")
+@click.option("--attach", "pid", type=click.IntRange(min=1), metavar="PID", help="Follow a job that is running.")
 @click.option("--no-run", is_flag=True, help="Do not dry-run the job, even if you recorded it here.")
 def dashboard(
-    traces: tuple[Path, ...], host: str, port: int, prefix: str, editor: str, browser: bool, no_run: bool
+    traces: tuple[Path, ...],
+    host: str,
+    port: int,
+    prefix: str,
+    editor: str,
+    browser: bool,
+    pid: int | None,
+    no_run: bool,
 ) -> None:
     """Show recordings in a browser: memory over time, what allocated it, and which plans make the job fit.
 
@@ -48,18 +67,49 @@ def dashboard(
     printed address. What if dry-runs a job as memprof predict does: only in the folder where you recorded it.
     """
     require_dash()
+    if not traces and pid is None:
+        raise click.UsageError("Missing argument 'TRACE...'.")
     from memprof_dashboard.serve import serve  # dash takes seconds to import; the help needs none of it
 
-    serve(
-        list(traces),
-        host=host,
-        port=port,
-        prefix=prefix,
-        editor=editor,
-        may_run=not no_run,
-        opens_browser=browser,
-        say=notify,
-    )
+    with _attached(pid) as running:
+        serve(
+            [*running, *traces],
+            host=host,
+            port=port,
+            prefix=prefix,
+            editor=editor,
+            may_run=not no_run,
+            opens_browser=browser,
+            say=notify,
+        )
+
+
+@contextmanager
+def _attached(pid: int | None) -> Iterator[list[Path]]:
+    """Has a process of its own record a running job until the dashboard ends; the recording is not kept.
+
+    Args:
+        pid: The job's process; None for none.
+
+    Raises:
+        UsageError: It could not be attached to.
+    """
+    if pid is None:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="memprof-") as folder:
+        output = Path(folder) / f"process-{pid}.memprof"
+        command = [sys.executable, "-m", "memprof", "attach", str(pid), "-o", str(output), "--light"]
+        with subprocess.Popen(command, start_new_session=True) as attach:  # Ctrl-C is for the dashboard
+            try:
+                spool = output.with_name(f"{output.name}.spool")
+                while not any(spool.glob("process-*/")):
+                    if attach.poll() is not None:
+                        raise UsageError(f"process {pid} could not be followed, for the reason above.")
+                    time.sleep(_POLL_S)
+                yield [spool]
+            finally:
+                attach.send_signal(signal.SIGINT)
 
 
 def require_dash() -> None:

@@ -26,7 +26,6 @@ class Rank:
     """One process of a recording, with the data of the views, each part read on first use."""
 
     def __init__(self, trace: Trace) -> None:
-        """Wraps the rank's trace."""
         self.trace = trace
         self._lock = threading.RLock()
         self._steps: dict[int, Step] = {}

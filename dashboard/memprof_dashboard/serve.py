@@ -45,7 +45,6 @@ class Server(ThreadedWSGIServer):
     """A server with a bounded number of connections, which closes idle ones."""
 
     def __init__(self, host: str, port: int, app: Any) -> None:
-        """Listens on a port."""
         super().__init__(host, port, app, handler=_Handler)
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
 
@@ -101,8 +100,7 @@ def serve(
     sources = open_started(paths, say)
     threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
     with _without_ipython():
-        from memprof_dashboard.opening import Opening, guarded_app
-    from memprof_dashboard.guard import new_token
+        from memprof_dashboard.guard import Opening, guarded_app, new_token
 
     token = new_token()
     prefix = f"/{prefix.strip('/')}/" if prefix.strip("/") else "/"

@@ -172,11 +172,6 @@ class Step:
 def compare_commits(base: Summary, head: Summary, *, fail: Sequence[Gate] = ()) -> Diff:
     """Compares one job at two commits. A model whose class was renamed is compared all the same.
 
-    Args:
-        base: The job at the earlier commit.
-        head: The job at the later one.
-        fail: Gates that are judged.
-
     Raises:
         UsageError: A gate names a phase that neither has.
     """

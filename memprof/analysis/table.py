@@ -147,12 +147,7 @@ class Column:
         return (records if self.unit.json_type == "array" else record)(self.unit.items, value)
 
     def cell(self, value: Any, whole: float = 0) -> Cell:
-        """Returns a value as a cell.
-
-        Args:
-            value: The value.
-            whole: What shares are of.
-        """
+        """Returns a value as a cell."""
         if isinstance(value, Cell):
             return replace(value, bar=value.bar / whole) if value.bar and whole > 0 else value
         if value is None or value == "":

@@ -26,6 +26,7 @@ from memprof.version import __version__
 VERBS = {
     "record": "Run a training job unchanged and record its memory.",
     "import": "Convert a memory snapshot or a profiler trace to a recording.",
+    "attach": "Look into a training job that is running.",
     "report": "Show where the memory of a recorded job goes.",
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",

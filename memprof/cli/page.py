@@ -128,13 +128,7 @@ class Page:
 
 
 def show(fill: Callable[[Page], None], to_json: Callable[[], Any], *, is_json: bool) -> None:
-    """Prints a page, or its content as JSON.
-
-    Args:
-        fill: Fills the page.
-        to_json: Returns the content as JSON containers.
-        is_json: Print JSON.
-    """
+    """Prints a page, or its content as JSON."""
     if is_json:
         print(json.dumps(to_json(), indent=2, allow_nan=False))
         return

@@ -24,13 +24,11 @@ class _Line:
     """A status line on stderr. Where that is not a terminal, the text is printed once in a while."""
 
     def __init__(self, text: str) -> None:
-        """Prepares the line without showing it."""
         self._due = time.monotonic() + _FIRST_S
         is_seen = sys.stderr is not None and sys.stderr.isatty()
         self._status: Status | None = Console(stderr=True).status(text) if is_seen else None
 
     def __enter__(self) -> Self:
-        """Shows the line."""
         if self._status is not None:
             self._status.start()
         return self
@@ -38,7 +36,6 @@ class _Line:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Removes the line."""
         if self._status is not None:
             self._status.stop()
 
@@ -55,7 +52,6 @@ class SearchBar(_Line):
     """Counts replayed plans and names the fastest that fits."""
 
     def __init__(self, search_request: SearchRequest) -> None:
-        """Prepares the line without showing it."""
         super().__init__("replaying plans")
         self._search_request = search_request
         self._count = 0
@@ -78,7 +74,6 @@ class CheckLine(_Line):
     """Names the plan being dry-run."""
 
     def __init__(self) -> None:
-        """Prepares the line with its first text."""
         super().__init__("dry-running the job")
 
 
@@ -86,7 +81,6 @@ class PointBar(_Line):
     """Counts the searches of a comparison."""
 
     def __init__(self, total: int) -> None:
-        """Prepares the line without showing it."""
         super().__init__("comparing planners")
         self._total = total
         self._count = 0

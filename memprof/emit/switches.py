@@ -36,10 +36,6 @@ class Switches:
 def switches_of(step: Step, plan: Plan) -> Switches | None:
     """Returns the settings for a plan of the trainer that ran a recorded step.
 
-    Args:
-        step: The step.
-        plan: A plan for it.
-
     Returns:
         None if the job's own loop trains, or the trainer has no setting for any of the plan's policies.
     """

@@ -30,7 +30,6 @@ class CellMagic:
     """
 
     def __init__(self, shell: Any) -> None:
-        """Stores the notebook's shell."""
         self._shell = shell
         self._parser: Any = MagicArgumentParser("%%memprof", description="Record a cell that trains, and report on it.")
         add = self._parser.add_argument

@@ -21,9 +21,6 @@ _MOST_PLANS, _TIME_LIMIT_S = 6, 15
 def what_if(path: str | os.PathLike[str]) -> Any:
     """Returns a widget with a slider for the budget, which lists the fastest plan of each kind within it.
 
-    Args:
-        path: The recording.
-
     Raises:
         UsageError: ipywidgets is not installed.
     """

@@ -60,11 +60,6 @@ def apply(
 def apply_to(part: Plan, plan: Plan, job: Job) -> Job:
     """Applies a plan, or its part that fits one of several models, and marks recordings accordingly.
 
-    Args:
-        part: What to apply.
-        plan: The whole plan.
-        job: What to apply it to.
-
     Raises:
         PolicyError: A policy does not fit; nothing has been changed.
     """

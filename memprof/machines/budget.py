@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from typing import Protocol
 
@@ -11,9 +12,25 @@ from memprof.errors import UsageError
 from memprof.machines.catalogue import Accelerator, machine_of_device
 from memprof.units import format_bytes, parse_bytes
 
-#: Budgets of host memory beside that of the device. Copies that plans make on the host are pinned, so both bound them.
-_ON_HOST = ("host", "pinned")
+#: Parts of a budget beside that of the device: host memory of the whole job, of the copies that plans pin there, and
+#: one memory for both device and host.
+_NAMED = ("host", "pinned", "unified")
 _PERCENT = re.compile(r"\s*(?P<number>[+-]?[0-9]*\.?[0-9]*)\s*%\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HostBudget:
+    """Limits on host memory.
+
+    Attributes:
+        job_bytes: Most bytes that all processes of the job may take with a plan's copies; None where not given.
+        pinned_bytes: Most bytes of these copies; None for any.
+        is_unified: Whether host and device share one memory, and the device's budget is for both.
+    """
+
+    job_bytes: int | None = None
+    pinned_bytes: int | None = None
+    is_unified: bool = False
 
 
 #: Returns what a job may take of a device beyond its tensors and the context, in bytes; called for a device's budget.
@@ -71,34 +88,40 @@ def parse_budget(
     return budget
 
 
-def split_budget(text: str | None) -> tuple[str | None, int | None]:
-    """Splits ``24GiB,host=32GiB,pinned=2GiB`` into the device's budget and the bytes that copies on the host may take.
+def split_budget(text: str | None) -> tuple[str | None, HostBudget]:
+    """Splits ``24GiB,host=32GiB,pinned=2GiB``, or ``unified=96GiB``, into the device's budget and the host's.
 
     Args:
         text: The budget as given; None without one.
 
     Returns:
-        The device's part, None where there is none, and the smaller of the others; None without them.
+        The device's part, None where there is none, and the host's.
 
     Raises:
         UsageError: A part has an unknown name, is repeated, or is not a size.
     """
     if text is None:
-        return None, None
+        return None, HostBudget()
     device: list[str] = []
-    host: dict[str, int] = {}
+    named: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")
         name = name.strip()
         if not equals:
             device.append(part)
-        elif name not in _ON_HOST or name in host:
-            raise UsageError(f"invalid part {part.strip()!r} of the budget: write 24GiB,host=32GiB,pinned=2GiB")
+        elif name not in _NAMED or name in named:
+            raise UsageError(
+                f"invalid part {part.strip()!r} of the budget: write 24GiB,host=32GiB,pinned=2GiB, or unified=96GiB"
+            )
         else:
-            host[name] = parse_bytes(size)
-    if len(device) > 1:
-        raise UsageError(f"invalid budget {text.strip()!r}: write one size for the device, as in 24GiB,host=32GiB")
-    return device[0] if device else None, min(host.values(), default=None)
+            named[name] = parse_bytes(size)
+            device += [size] if name == "unified" else []
+    if len(device) > 1 or {"host", "unified"} <= set(named):
+        raise UsageError(
+            f"invalid budget {text.strip()!r}: write one size for the device, as in 24GiB,host=32GiB, or one for both, "
+            "as in unified=96GiB"
+        )
+    return device[0] if device else None, HostBudget(named.get("host"), named.get("pinned"), "unified" in named)
 
 
 def _size(text: str) -> int:

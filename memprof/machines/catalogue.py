@@ -31,7 +31,8 @@ CONTEXT_BYTES = 768 * 2**20
 LEAST_USABLE_SHARE = 0.91
 #: The same of what Metal recommends, on Apple's machines: 10.66 of 16 GiB.
 LEAST_METAL_SHARE = 0.666
-_APPLE, _METAL = "Apple ", "unified memory: Metal's recommended maximum"
+_UNIFIED = "unified memory"
+_APPLE, _METAL = "Apple ", f"{_UNIFIED}: Metal's recommended maximum"
 
 #: Least compute capability with bfloat16 in hardware.
 _FIRST_BF16 = 8.0
@@ -41,6 +42,22 @@ _MAKERS = re.compile(r"apple|nvidia|amd|intel|huawei|ascend|geforce|rtx|tesla|qu
 
 #: What a name may leave out: the rest tells devices of one chip apart.
 _REST = re.compile(r"(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?")
+
+#: Names of what is no card of the catalogue and must not be taken for one that it resembles, and what to do.
+_NO_CARD = (
+    (
+        re.compile(r"\bmig\b|\d+g\.\d+gb", re.IGNORECASE),
+        "a MIG slice has a part of a card's memory; give what torch reports there as total, such as --budget 9.5GiB.",
+    ),
+    (
+        re.compile(r"laptop|mobile", re.IGNORECASE),
+        "laptop GPUs are other chips, with other memory, than cards of the same number; give --budget 24GiB instead.",
+    ),
+    (
+        re.compile(r"tpu|\bv\d[ep]?\b", re.IGNORECASE),
+        "memprof does not predict XLA, which plans a TPU's memory by itself; give --budget 16GiB to plan as for a GPU.",
+    ),
+)
 
 #: What of a machine is not that of another with the same chip.
 _OWN = {"like", "aliases", "note", "usable_gib"}
@@ -79,6 +96,11 @@ class Accelerator:
     flops_per_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     usable_source: str = ""
     note: str = ""
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether the host's memory is the same."""
+        return self.note.startswith(_UNIFIED)
 
     @property
     def short_types(self) -> tuple[str, ...]:
@@ -145,6 +167,9 @@ def find_machine(name: str) -> Accelerator:
         return next(iter(begun.values()))
     if begun:
         raise UsageError(f"ambiguous device {name!r}: write {_listed(list(begun))}.")
+    for pattern, reason in _NO_CARD:
+        if pattern.search(name):
+            raise UsageError(f"unknown device {name!r}: {reason}")
     # A slip changes neither the letters of a family nor the first digit of a generation.
     family = _family(key)
     related = [known for known in keys if _family(known) == family and (family or known.startswith(key))]

@@ -109,10 +109,6 @@ class Policy(ABC):
         """Returns the settings that a search tries on a step.
 
         Calls ``candidates(step, world_size)`` of the policy's own ``candidates.py`` where it ``has_candidates``.
-
-        Args:
-            step: The recorded step.
-            world_size: Number of ranks.
         """
         if not cls.has_candidates:
             return Candidates()
@@ -165,11 +161,7 @@ class Policy(ABC):
         return rewritten
 
     def changes(self, step: Step) -> tuple[str, ...]:
-        """Returns what it changes in the numbers of a step beyond ``numerics``, one clause each; none by default.
-
-        Args:
-            step: The recorded step.
-        """
+        """Returns what it changes in the numbers of a step beyond ``numerics``, one clause each; none by default."""
         return ()
 
     def numerics_in(self, step: Step) -> str:
@@ -194,17 +186,14 @@ class Policy(ABC):
     def host_bytes(self, step: Step) -> int:
         """Returns the bytes of pinned host memory that a policy which ``takes_host`` takes, at their peak.
 
-        Calls ``host_bytes(step, policy)`` of the policy's own ``host_bytes.py``.
-
-        Args:
-            step: The step, recorded or transformed by earlier policies.
+        Calls ``host_bytes(step, policy)`` of the policy's own ``transform.py``.
 
         Raises:
             PolicyError: The policy does not fit the step.
         """
         if not self.takes_host:
             return 0
-        found: int = self._module("host_bytes").host_bytes(step, self)
+        found: int = self._module("transform").host_bytes(step, self)
         return found
 
     def errors(self, steps: Sequence[Step]) -> tuple[float, float]:
@@ -224,9 +213,6 @@ class Policy(ABC):
         """Returns the same policy restricted to parts of what it affects, from small to large; none by default.
 
         A search whose plan contains the policy looks for the smallest part that is enough.
-
-        Args:
-            step: The recorded step.
         """
         return ()
 
@@ -266,11 +252,7 @@ class Policy(ABC):
         return self.changes_update
 
     def refusal_within(self, plan: Sequence[Policy]) -> str:
-        """Returns why it cannot be predicted as a part of a plan, a sentence; "" where it can.
-
-        Args:
-            plan: The plan's policies, this one included, in their order.
-        """
+        """Returns why it cannot be predicted as a part of a plan, a sentence; "" where it can."""
         return ""
 
     @property

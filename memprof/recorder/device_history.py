@@ -28,7 +28,6 @@ class AllocatorHistory:
     """Records the history of the CUDA allocator (and ROCm's, which has the same name) while it runs."""
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._is_ours = False
         self._last: dict[int, tuple[Any, ...]] = {}  # last logged entry of each device

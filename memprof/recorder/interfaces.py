@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -68,6 +68,9 @@ class DryRun(Protocol):
 
     def is_over(self) -> bool:
         """Whether the run has taken as long as it may."""
+
+    def needs(self) -> Iterable[dict[str, Any]]:
+        """Returns what the job pins on the host, for `memprof.trace.schema.HostNeeds`."""
 
     def postpones_end(self, end: Callable[[], None]) -> bool:
         """Returns whether the job goes on after its recording; `end` is called then."""

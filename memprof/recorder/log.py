@@ -39,7 +39,6 @@ class RawLog:
     """
 
     def __init__(self, writer: SpoolWriter) -> None:
-        """Starts with empty buffers on an open writer."""
         self._writer = writer
         self.operators: list[int] = []
         self.touches: list[int] = []

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from memprof.recorder.calls.module_registry import ModuleRegistry
+from memprof.recorder.interfaces import DryRun
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
 from memprof.recorder.memory.tensor_memory import modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
@@ -86,14 +87,16 @@ class Unused:
 class Notes:
     """Writes the notes of one recording."""
 
-    def __init__(self, log: RawLog, batches: BatchObserver, parts: Iterable[Noting]) -> None:
+    def __init__(self, log: RawLog, batches: BatchObserver, parts: Iterable[Noting], dry: DryRun | None = None) -> None:
         """Starts without any.
 
         Args:
             log: Destination of the notes.
             batches: Inspects the batches that DataLoaders yield.
             parts: Further parts of the recorder that have notes.
+            dry: The dry run, if the job is one.
         """
+        self._dry = dry
         self._log = log
         self._batches = batches
         self._parts = parts
@@ -117,6 +120,8 @@ class Notes:
         """
         if self._batches.undivided:
             self._log.record("batches", self._batches.undivided)
+        for need in (*self._batches.loaders.needs(), *(() if self._dry is None else self._dry.needs())):
+            self._log.record("needs", need)
         for part in self._parts:
             for sentence in part.notes():
                 self.add(sentence)

@@ -100,7 +100,7 @@ class Observation(ThreadObservation):
         self._unused = Unused(self._registry, self._usages)
         self.reads: Reads = ReadLog(log) if dry is None else dry.answers
         parts = (dry, generated, self._unused, self.reads)
-        self._notes = Notes(log, batches, [part for part in parts if part is not None])
+        self._notes = Notes(log, batches, [part for part in parts if part is not None], dry)
         self.calls = CallLog(
             log, self.progress, stacks, self._registry, self._trained, self._inventory, self._state_new_models
         )

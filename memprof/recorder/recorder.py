@@ -20,6 +20,7 @@ from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import is_job_profiling
 from memprof.recorder.steps.after_window import AfterWindow
 from memprof.recorder.steps.batches import BatchObserver
+from memprof.recorder.steps.loaders import LoaderObserver
 from memprof.recorder.steps.progress import OpenCall
 from memprof.recorder.steps.rounds import PATIENCE
 from memprof.recorder.steps.window import StepsAside, Watch, Window, end_job
@@ -54,7 +55,7 @@ class Recorder(ProcessRecorder[Observation]):
         self._window = window
         self._dry = dry
         self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
-        self._batches = BatchObserver()
+        self._batches = BatchObserver(LoaderObserver(measures=dry is not None))
         self._generated = GeneratedModules() if dry is None else None
         self._waits_for_training = False
         self._aside = StepsAside()

@@ -182,7 +182,6 @@ class RemarkReader:
     """Returns each remark once; every recording has its own reader."""
 
     def __init__(self) -> None:
-        """Starts at the first remark."""
         self._written: list[Remark] = []
         self._sentences: list[Any] = []
 

@@ -107,10 +107,6 @@ def is_within(step: Step, other: Step) -> bool:
 
     Storages that take no memory on the device are not compared, nor are the tails of blocks that a device's allocator
     does not split: they depend on which block was free (``replay/rounding.py``).
-
-    Args:
-        step: The step that may be skipped.
-        other: The step that covers it.
     """
     mine, others = _in_order(step.storages), _in_order(other.storages)
     return (

@@ -84,6 +84,11 @@ def _most_at_once(first: Ints, last: Ints, sizes: Ints) -> int:
     return int(np.cumsum(change[order]).max(initial=0))
 
 
+def most_cached_when_pinned(settings: str) -> int:
+    """Returns the bytes of the largest block of pinned memory that is kept when it is freed."""
+    return _pinned_limits(settings)[1]
+
+
 def _pinned_limits(settings: str) -> tuple[int, int]:
     """Returns the largest request of pinned memory that is rounded, and the largest block that is kept when freed."""
     given = dict(re.findall(r"pinned_max_(round_threshold|cached_size)_mb:(\d+)", settings))

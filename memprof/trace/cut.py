@@ -40,11 +40,7 @@ class StepCuts:
     """Cuts steps out of a trace, after looking once at which rows belong to which: a trace may hold hundreds."""
 
     def __init__(self, trace: TableSource) -> None:
-        """Reads nothing yet.
-
-        Args:
-            trace: Where the tables come from.
-        """
+        """Reads nothing yet."""
         self._trace = trace
         self._is_sorted: dict[type[Table], bool] = {}
 

@@ -16,11 +16,6 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
     """Returns the peak allocated bytes of each step that can be cut out, by step number, in step order.
 
     The values equal those of ``replay.live.live_bytes`` on each step, without cutting it out.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
-        storages: The storages recorded.
     """
     during = live_during(ops, storages) + ops.workspace_bytes
     peaks = {}
@@ -32,10 +27,6 @@ def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, 
 
 def live_during(ops: Ops, storages: Storages) -> Ints:
     """Returns the bytes of storages that are alive during each operator of a recording, without workspace.
-
-    Args:
-        ops: The operators recorded.
-        storages: The storages, or some of them.
 
     Returns:
         The bytes, shape ``(ops,)``.
@@ -80,11 +71,6 @@ def comparable_steps(steps: Steps, ops: Ops, steady: int) -> list[int]:
     """Returns the numbers of the steps whose peaks are comparable with the steady step's, in order.
 
     If the job evaluated before a step was completely recorded and then ended, they include its warm-up steps.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
-        steady: Number of the steady step.
     """
     kept = np.flatnonzero(steps.step == steady)[0]
     is_cuttable = cuttable_steps(steps)
@@ -115,10 +101,6 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
 
     Complete steps take precedence over those in which the recording ends, recorded steps over the warm-up, and steps of
     the window over later ones, whose inputs are larger.
-
-    Args:
-        steps: Every step seen.
-        ops: The operators recorded.
 
     Returns:
         The step's number in the job; None where no step has operators.

@@ -264,9 +264,6 @@ def number_ranks(manifests: Sequence[Manifest]) -> list[Manifest]:
     Ranks stay as they are if they are unique. Otherwise the processes are numbered in the order given, and the
     notes of each one that changes say so.
 
-    Args:
-        manifests: One per process.
-
     Returns:
         The manifests in the order given.
     """

@@ -50,10 +50,6 @@ class RankSource(Protocol):
 def summarise_rank(manifest: Manifest, rank: RankSource) -> dict[type[Table], Table]:
     """Summarises a rank.
 
-    Args:
-        manifest: The rank's manifest.
-        rank: The source of its tables.
-
     Returns:
         Its rows of every table of ``RANK_TABLES``.
     """

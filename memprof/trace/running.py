@@ -26,11 +26,7 @@ def process_space() -> str:
 
 
 def is_being_written(spool: Path) -> bool:
-    """Returns whether the parent or any recorded process of a recording is still running.
-
-    Args:
-        spool: The recording's spool folder.
-    """
+    """Returns whether the parent or any recorded process of a recording is still running."""
     launch, space = _launch_of(spool), process_space()
     # Without /proc, no process is seen.
     if launch.get("process_space", space) != space or (psutil.LINUX and not space):

@@ -67,6 +67,9 @@ CATEGORY_SOURCES = ("stack", "phases", "size", "profiler")
 KINDS = ("compute", "copy", "collective", "allocation")
 ROLES = ("read", "write", "mutate")
 HOST_LIMITS = ("control group", "machine", "/dev/shm")
+#: What takes host memory. Workers are forked or started by other methods; of a data set, Python's objects count apart
+#: from the arrays, tensors and texts that workers by fork share, and from files that are mapped.
+NEED_KINDS = ("forked", "started", "objects", "arrays", "mapped", "batch", "pinned batch", "pinned")
 HOLDER_KINDS = ("global", "local", "class", "closure", "exception", "cache", "ring", "optimizer", "cycle", "unknown")
 STEP_KINDS = ("warm_up", "recorded", "timed", "plain", "skipped")
 PEAK_SOURCES = ("counted", "heard", "told")
@@ -203,7 +206,6 @@ class Table:
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
         return len(getattr(self, dataclasses.fields(self)[0].name))
 
     def take(self, rows: Any) -> Self:
@@ -399,6 +401,21 @@ class HostHeap(Table):
     free_bytes: Ints = _id("freed, but kept by that heap; null for others than glibc's")
     python_blocks: Ints = _int("small objects of Python")
     held_bytes: Ints = _id("of tensors in main memory and of numpy arrays in containers; null where not counted then")
+
+
+@dataclass(frozen=True, eq=False)
+class HostNeeds(Table):
+    """One row per kind and size of host memory that a line of the job takes."""
+
+    table_name: ClassVar[str] = "host_needs"
+
+    kind: Texts = _text("what takes it", NEED_KINDS)
+    stack_id: Ints = _id("Python stack of the call that makes the DataLoader, or pins")
+    loader: Ints = _id("number of the DataLoader")
+    count: Ints = _int("workers, tensors of a batch, or blocks")
+    batches: Ints = _int("batches in flight at most; 0 for what is in none")
+    requested_bytes: Ints = _int("requested bytes of each")
+    size_bytes: Ints = _int("bytes that each takes: pages, or a power of two")
 
 
 @dataclass(frozen=True, eq=False)
@@ -687,6 +704,7 @@ TABLES: tuple[type[Table], ...] = (
     HostMemory,
     HostLimits,
     HostHeap,
+    HostNeeds,
     AllocatorEvents,
     Annotations,
     Segments,

@@ -274,9 +274,6 @@ class Trace:
     def earlier_stacks(self, step: Step) -> Ints:
         """Returns the allocation stacks of storages alive at a step's start, if allocated in an earlier recorded step.
 
-        Args:
-            step: A step cut out of this trace.
-
         Returns:
             The stack of the operator that created each storage; NONE where unknown. Shape (storages,).
         """

@@ -278,12 +278,13 @@ class DryMode(FakeTensorMode):
 
     def _stand_for(self, temporary_bytes: int) -> torch.Tensor:
         """Returns an empty tensor: the operators that it stands for take this much memory, and have freed it."""
+        with torch.no_grad(), self:
+            made = torch.empty((0,))  # resets the extra bytes
         if self._device is None:
             self.extra_bytes = temporary_bytes
         elif temporary_bytes:
             self._device.memory.pass_through([temporary_bytes])
-        with torch.no_grad(), self:
-            return torch.empty((0,))
+        return made
 
     @property
     def place(self) -> torch.device:

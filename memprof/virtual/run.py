@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial, wraps
 from importlib import import_module
@@ -195,6 +195,10 @@ class DryRun:
             if part is not None
         ]
         return [note for notes in found for note in notes]
+
+    def needs(self) -> Iterable[dict[str, Any]]:
+        """Returns what the job pins on the host, for `memprof.trace.schema.HostNeeds`."""
+        return () if self._device is None else self._device.pinned.needs()
 
     def _is_begun(self) -> bool:
         return self._mode is not None and self._mode.is_begun

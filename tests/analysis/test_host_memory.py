@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from memprof.analysis.host.host_use import HostUse
+from memprof.analysis.leaks.held import describe_copies
+from memprof.analysis.leaks.leak import HeldBy, Leak
 from memprof.trace.manifest import Manifest
-from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory
+from memprof.trace.schema import NONE, Holders, HostHeap, HostLimits, HostMemory
 from memprof.trace.store import Trace
 from tests.building import Tables
 
@@ -156,7 +159,7 @@ def test_growth_of_a_trainer_has_its_cause(used: int, free: int, blocks: int, ca
     ("counted_at", "share", "cause"),
     [
         ((10, 40), 0.9, "(tensors or numpy arrays that Python holds)"),
-        ((20, 30, 50), 0.0, "(C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew)"),
+        ((20, 30, 50), 0.0, "(C code or a library: tensors and numpy arrays hardly grew)"),
         ((20, 50), 0.4, "(tensors, numpy arrays, or C code)"),  # some of each
         ((40,), 0.9, "(tensors, numpy arrays, or C code)"),  # counted once
         ((10, 59), 0.0, "(tensors, numpy arrays, or C code)"),  # at the end variables are gone
@@ -169,6 +172,39 @@ def test_growth_on_the_heap_is_told_by_counted_tensors(counted_at: tuple[int, ..
     sizes = sizes.replace(held_bytes=np.where(is_counted, (share * sizes.used_bytes).astype(np.int64), NONE))
     (said,) = use(samples((1, "trainer", lambda t: 100 + 2 * t)), heaps={1: sizes}).warnings()
     assert said.endswith(f"on the heap of the C library {cause}.")
+
+
+def test_growth_names_what_python_holds() -> None:
+    """The variable that holds a good part of what grew is named; of a small part it is not, nor of C code."""
+    heaps = {1: heap([2 * t for t in range(60)], [0] * 60, [0] * 60)}
+    found, small = (use(samples((1, "trainer", lambda t: 100 + 2 * t)), heaps=heaps) for _ in range(2))
+    held = HeldBy("global", "kept[3]", "list", "train.py:2", is_by_graph=False)
+    leak = Leak(0, 90 * MIB, 9, 0, "unknown", "64x64", "numpy.float32", "", "", "", 1, held)
+    found.kept = {1: [leak]}
+    (said,) = found.warnings()
+    assert said.endswith(
+        "(tensors, numpy arrays, or C code), 90.00 MiB so far of 64x64 numpy.float32, held by `kept[3]` (list) in "
+        "train.py:2."
+    )
+    small.kept = {1: [replace(leak, kept_bytes=MIB)]}
+    assert "kept[3]" not in "".join(small.warnings())
+
+
+def test_what_is_held_twice_is_told() -> None:
+    """Two variables that hold tensors of the same shapes, which training does not keep, are named with their bytes."""
+    chains = ["moved['a']", "moved['b']", "loaded['a']", "loaded['b']", "other"]
+    rows = len(chains)
+    holders = Holders.of(
+        device=["cpu"] * rows, chain=chains, container=["dict"] * rows, shape=["8", "9", "8", "9", "7"],
+        tensors=[0] * rows, total_bytes=[size * MIB for size in (16, 20, 16, 20, 90)],
+        dtype=["float32"] * rows, step=[4] * rows,
+    )  # fmt: skip
+    trace = Trace.of([(Manifest(), {Holders: holders})], Path("run.memprof"))
+    assert describe_copies(trace).startswith(
+        "2 tensors of the same shapes (36.00 MiB) are in main memory twice, held by `moved` (dict) and by `loaded` "
+    )
+    fewer = holders.take(np.arange(rows) != 2).replace(total_bytes=np.full(rows - 1, 3 * MIB))
+    assert describe_copies(Trace.of([(Manifest(), {Holders: fewer})], Path("run.memprof"))) == ""
 
 
 def test_workers_that_grow_are_one_sentence() -> None:

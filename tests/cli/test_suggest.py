@@ -292,26 +292,6 @@ def test_mistakes_get_one_sentence(capsys: pytest.CaptureFixture[str], words: tu
     assert len(message.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "verb"),
-    [
-        (("--maximise", "batch"), "largest"),
-        (("--maximise=sequence",), "largest"),
-    ],
-)
-def test_options_that_became_verbs_name_them(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], verb: str
-) -> None:
-    """click's error, and the verb to type instead; another unknown option gets click's error alone."""
-    message = run(capsys, "suggest", "run.memprof", "--budget", "50%", *words, status=2)
-    option = words[0].partition("=")[0]
-    assert message.splitlines()[-1].startswith(f"memprof: no such option {option!r}: ")
-    assert message.rstrip().endswith(f" by memprof {verb}.")
-    message = run(capsys, "suggest", "run.memprof", "--budget", "50%", "--maximum", status=2)
-    assert "--maximum" in message
-    assert "memprof largest" not in message
-
-
 def test_a_search_imports_no_published_planner() -> None:
     """They are for `--planner`, `--compare-planners` and the Python interface."""
     words = [

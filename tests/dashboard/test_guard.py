@@ -21,8 +21,7 @@ from werkzeug.test import Client
 
 from memprof_dashboard import serve
 from memprof_dashboard.app import create_app
-from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, new_token, own_path
-from memprof_dashboard.opening import Opening, guarded_app
+from memprof_dashboard.guard import LARGEST_REQUEST_BYTES, Opening, guarded_app, new_token, own_path
 from memprof_dashboard.sources import open_sources
 
 TOKEN = "the-token-of-this-test"

@@ -38,6 +38,7 @@ NOT_RUN = {
     "gpt2": "needs transformers, and minutes for a dry run of GPT-2 medium",
     "sft.py": "needs trl",
     "--expert-load 1.5": "needs a mixture of experts; tests/virtual/test_dry_ranks.py runs one",
+    "4711": "needs a job that is running; tests/launch/test_attach.py starts one",
     "--ranks 64": "needs a distributed script; stages.py is one, on four ranks",
 }
 

@@ -7,9 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from memprof.analysis.allocator.allocator_json import allocator_to_json, static_to_json
-from memprof.analysis.allocator.allocator_report import build_allocator_report
-from memprof.analysis.allocator.static_report import build_static_report
+from memprof.analysis.allocator.allocator_report import allocator_to_json, build_allocator_report
+from memprof.analysis.allocator.static_report import build_static_report, static_to_json
 from memprof.analysis.diff.comparison import compare
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.summary import summarise, summary_to_json

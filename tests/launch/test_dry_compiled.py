@@ -124,6 +124,11 @@ def test_the_best_plan_of_a_job_that_compiles_itself_gets_a_share() -> None:
     assert swap == found.answer.least.policies[0]
     assert isinstance(share, Compile)
     assert share.activation_budget < 1
+    assert not any("fusion" in policy.describe() for plan in runs for policy in plan.policies)
+    newer = replace(found, manifest=replace(found.manifest, torch_version="2.15.0+cu132"))
+    runs.clear()
+    compiled_plans(newer, 1, run)
+    assert Plan((swap, Compile(fusion_gb=0.0))) in runs
 
 
 @pytest.mark.slow

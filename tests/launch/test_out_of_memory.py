@@ -211,7 +211,15 @@ def test_killed_by_the_kernel(tmp_path: Path) -> None:
     assert "at most: trainer 700.00 MiB, worker 300.00 MiB." in said
     assert near.describe(tmp_path, 128 + signal.SIGKILL) == said
     assert near.describe(tmp_path, 1) == ""
-    assert far.describe(tmp_path, -signal.SIGKILL) == ""
+    assert far.describe(tmp_path, -signal.SIGKILL) == (
+        "the job was killed (SIGKILL), without a sign that memory had run out: no limit was near. Its processes held "
+        "1000.00 MiB at most: trainer 700.00 MiB, worker 300.00 MiB."
+    )
+    counted = KillerWatch(-1, HostLimit(2 << 30, 0))
+    assert counted.describe(tmp_path, 1).startswith(
+        "out of memory: the kernel killed a process while the job ran, such as one of its workers (SIGKILL); its"
+    )
+    assert counted.describe(tmp_path, 0) == ""
 
 
 def test_killed_by_the_kernel_with_little_known(tmp_path: Path) -> None:

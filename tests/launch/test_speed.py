@@ -14,7 +14,7 @@ from memprof.launch.outcome.output import add_speed, write_exit
 from memprof.launch.parent import speed
 from memprof.launch.parent.speed import machine_speed, measure_speed
 from memprof.machines.host_limits import HostLimit
-from memprof.trace.assemble.describe import read_speed
+from memprof.trace.assemble.describe import JobRecords
 from memprof.trace.manifest import Speed
 from memprof.trace.store import Trace
 from tests.clocks import Clock
@@ -117,9 +117,9 @@ def test_speed_goes_through_the_spool(tmp_path: Path) -> None:
     assert ended["returncode"] == 3
     process = tmp_path / "process-1"
     process.mkdir()
-    assert read_speed(process, ended) == Speed(memory_bytes_per_us=5.0, threads=2)
+    assert JobRecords(process, {}, ended).speed == Speed(memory_bytes_per_us=5.0, threads=2)
     (process / "speed.json").write_text(json.dumps({"memory_bytes_per_us": 7.0, "how": "on the device"}))
-    assert read_speed(process, ended) == Speed(memory_bytes_per_us=7.0, how="on the device")
+    assert JobRecords(process, {}, ended).speed == Speed(memory_bytes_per_us=7.0, how="on the device")
 
 
 def test_full_disk_keeps_how_the_job_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +140,5 @@ def test_full_disk_keeps_how_the_job_ended(tmp_path: Path, monkeypatch: pytest.M
 def test_damaged_speed_is_no_speed(tmp_path: Path, text: str) -> None:
     """A recording is read whatever became of the file that says how fast its machine was."""
     (tmp_path / "speed.json").write_text(text)
-    assert read_speed(tmp_path, {"returncode": 0}) == Speed()
-    assert read_speed(tmp_path, None) == Speed()
+    assert JobRecords(tmp_path, {}, {"returncode": 0}).speed == Speed()
+    assert JobRecords(tmp_path, {}, None).speed == Speed()

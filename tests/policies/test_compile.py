@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memprof.errors import PolicyError
-from memprof.policies.compile.policy import Compile
+from memprof.policies.compile.policy import FUSION, Compile
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
@@ -30,7 +30,12 @@ HAS_COMPILER = shutil.which("g++") is not None
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("layers.*@much", "invalid activation budget"), ("@2", "share from 0 to 1"), ("a@-1", "share")],
+    [
+        ("layers.*@much", "invalid activation budget"),
+        ("@2", "share from 0 to 1"),
+        ("a@-1", "share"),
+        (".,fusion=-1", "invalid limit '-1' of fusion"),
+    ],
 )
 def test_bad_flag_is_refused_with_a_sentence(text, words):
     """A budget that is not a share is refused with a valid example."""
@@ -42,6 +47,7 @@ def test_flag():
     """--compile 'layers.*,head@0.5' names modules and a budget; '.' is the model."""
     assert Compile.from_flag("layers.*,head@0.5") == Compile(("layers.*", "head"), 0.5)
     assert Compile.from_flag(".") == Compile(("",), 1.0)
+    assert Compile.from_flag(".@0.5,fusion=0") == Compile(("",), 0.5, 0.0)
     assert Compile.from_flag("layers.*@0.5").describe() == "compile layers.* at 0.5"
 
 
@@ -77,6 +83,23 @@ def test_a_measured_run_includes_the_policies_it_was_recorded_under_and_no_other
         Plan((compiled,)).transform(step)
     with pytest.raises(PolicyError, match="this plan has swap optimizer to host: record the job under the whole plan"):
         Plan((Swap(what="optimizer"), compiled)).transform(step)
+
+
+def test_growth_by_fusion_is_limited_where_torch_can():
+    """Torch 2.15 compiles under the limit, also what the job compiles itself; an older one refuses it by name."""
+    from torch._inductor import config
+
+    model, policy = nn.Sequential(nn.Linear(2, 2)), Compile(fusion_gb=0.5)
+    job = Job(model)
+    if not hasattr(config, FUSION):
+        with pytest.raises(PolicyError, match=r"from 2\.15 on, and this is .*; leave out fusion_gb"):
+            policy.apply(job)
+        assert "forward" not in model.__dict__
+        return
+    policy.apply(job)
+    assert getattr(config, FUSION) == 0.5
+    job.undo()
+    assert getattr(config, FUSION) is None
 
 
 def test_pattern_without_module_is_refused():

@@ -15,9 +15,9 @@ from memprof.planners.search.request import SearchRequest
 from memprof.policies.allocator.policy import Allocator
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
-from memprof.policies.swap.host_bytes import host_bytes
 from memprof.policies.swap.policy import Swap
 from memprof.policies.swap.transfers import DiskCarrier
+from memprof.policies.swap.transform import host_bytes
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from tests.building import Op, Storage, make_step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from memprof.analysis.leaks.leak import describe_holder
+from memprof.analysis.leaks.leak import describe_holder, leaks_of_host
 from memprof.analysis.leaks.leaks import Leak, find_leaks
 from memprof.recorder.memory.holders import find_holders
 from memprof.trace.schema import NONE, HostHeap
@@ -136,10 +136,12 @@ def test_the_graph_of_the_latest_output_does_not_hold_those_of_before(tmp_path: 
 
 
 def test_growth_of_an_evaluation_shows_in_a_whole_run(tmp_path: Path) -> None:
-    """Without an optimizer, each call of the model is a step; bytes of tensors and arrays are counted meanwhile."""
-    script = "import numpy, torch\nmodel = torch.nn.Linear(64, 64)\nkept, arrays = [], []\nwith torch.no_grad():\n"
+    """Without an optimizer, each call of the model is a step; what holds arrays and Python objects is told as well."""
+    script = "import numpy, torch\nmodel = torch.nn.Linear(64, 64)\nkept, arrays, seen = [], [], []\n"
+    script += "with torch.no_grad():\n"
     script += "    for batch in range(200):\n        kept.append(model(torch.ones(128, 64)))\n"
     script += "        arrays.append(numpy.ones((128, 64)))\n"
+    script += "        seen += [{'sample': str(one)} for one in range(100)]\n"
     trace = record_script(tmp_path, script, "-q", "--light").trace
     held = trace.table(HostHeap).held_bytes
     assert held.max() - held[held != NONE][0] > 150 * 128 * 64 * (4 + 8)
@@ -147,3 +149,6 @@ def test_growth_of_an_evaluation_shows_in_a_whole_run(tmp_path: Path) -> None:
     assert report.growth.bytes_per_step
     (leak,) = report.leaks[:1]
     assert (leak.shape, leak.held_by is not None and leak.held_by.chain.startswith("kept[")) == ("128x64", True)
+    assert not [one for one in report.leaks if one.dtype != "float32"]
+    holders = {one.dtype: one.held_by.chain.partition("[")[0] for one in leaks_of_host(trace) if one.held_by}
+    assert holders == {"float32": "kept", "numpy.float64": "arrays", "Python objects": "seen"}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from memprof.recorder.memory.live_objects import StorageWatch, arrays_in_containers
+from memprof.recorder.memory.live_objects import StorageWatch, arrays_held
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
@@ -204,25 +204,33 @@ class Rows(np.ndarray[Any, Any]):
     """A subclass of numpy's arrays."""
 
 
-def test_arrays_in_containers_are_those_that_hold_memory(tmp_path: Path) -> None:
+def test_arrays_held_are_those_that_hold_memory(tmp_path: Path) -> None:
     """Views count as the array that they show, once; mapped files, tensors' memory and subclasses are left out."""
+    arrays_held()  # objects that are younger than the first search are looked at
     (tmp_path / "rows.bin").write_bytes(bytes(4096))
     mapped = np.memmap(tmp_path / "rows.bin", dtype=np.uint8, mode="r")
-    made = [np.ones(3), np.ones(4), np.array([object()], dtype=object), np.ones(5)]
+    made = [np.ones(3), np.ones(4), np.array([object()], dtype=object), np.ones(5), np.ones(6), np.ones(7)]
+
+    class Metric:
+        first, predictions, last = 0, (), 0
+
     held = [
         [mapped, np.asarray(mapped), torch.ones(2).numpy(), np.ones(2).view(Rows), np.frombuffer(b"12", "u1")],
         [made[0], None, made[0][1:]],
         {"epoch": 1, "outputs": made[1]},
         deque([made[2]]),
         deque([1, 2]),
-        {},
+        {"untracked": {1: made[5]}},
+        ("label", made[3]),
+        (metric := Metric()),
     ]
-    before = {id(array) for array in made[:3]}
-    found = {id(array) for array in arrays_in_containers()}
+    metric.first, metric.predictions, metric.last = 1, made[4], 2
+    before = {id(array) for array in made}
+    found = {id(array) for array in arrays_held()}
     assert before <= found
     assert not found & {id(array) for array in held[0]}
     counts = [sys.getrefcount(array) for array in made]
-    arrays_in_containers()
+    arrays_held()
     assert [sys.getrefcount(array) for array in made] == counts
 
 
@@ -233,7 +241,7 @@ def test_search_for_arrays_keeps_no_container() -> None:
     holder = [[tensor], {"tensor": tensor}]
     gc.disable()
     try:
-        arrays_in_containers()
+        arrays_held()
         del tensor, holder
         assert is_alive() is None
     finally:
@@ -261,7 +269,7 @@ def test_containers_that_another_thread_changes() -> None:
     thread = threading.Thread(target=change)
     thread.start()
     for _ in range(5):
-        arrays_in_containers()
+        arrays_held()
     is_over.set()
     thread.join()
     assert faults == []

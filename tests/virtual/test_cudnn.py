@@ -27,6 +27,7 @@ from memprof.virtual.cudnn.library import Call, CudnnError, Library, Rules, Tens
 from memprof.virtual.cudnn.partial_sums import bytes_on_card
 from memprof.virtual.device.kernels.convolved import LAYOUTS, Convolutions
 from memprof.virtual.device.memory import FREE, RELEASE, RESULTS, VirtualMemory, result_at
+from memprof.virtual.device.pinned import PinnedMemory
 from memprof.virtual.device.virtual_device import VirtualEvents
 
 RECORDED = Path(__file__).parent / "cudnn"
@@ -210,7 +211,7 @@ def test_a_library_that_cannot_be_loaded_is_none(tmp_path: Path) -> None:
     assert answers.name == "9.19.0"
     tensor, weight, settings, result = convolution(_FP32, (2, 24, 30, 30), (48, 24, 3, 3), 1)
     log = Mock()
-    events = VirtualEvents(log, VirtualMemory(settings_from_options({})), find_card("h200"), answers)
+    events = VirtualEvents(log, VirtualMemory(settings_from_options({})), find_card("h200"), answers, PinnedMemory({}))
     events.sample()
     steps, estimated = (
         Convolutions(each, has_tf32=True).steps_of(_aten.convolution.default, (tensor, weight, None, *settings), result)

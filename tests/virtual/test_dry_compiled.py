@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from torch._functorch import config as tracing
+from torch._inductor import config as inductor
 
 from memprof.analysis.plans.basis import basis_of
 from memprof.analysis.plans.suggest import suggest
@@ -26,6 +28,7 @@ from memprof.policies.precision.policy import Precision
 from memprof.policies.remat.policy import Remat
 from memprof.policies.swap.policy import Swap
 from memprof.recorder.compiled.generated_operators import cpp_kernels, kernel_access
+from memprof.recorder.compiled.memory_settings import MemorySettings
 from memprof.recorder.compiled.origins import made_by
 from memprof.replay.live import live_bytes
 from tests.recorder.recorded import Ended, record, record_script
@@ -130,6 +133,19 @@ def test_what_grows_with_the_batch_is_read_from_a_dry_run(tmp_path: Path, compil
     with click.Context(click.Command("suggest"), obj=["suggest", "run.memprof", "--budget", "1024"]):
         commands = [command for command, _ in next_commands(found, None, None)]
     assert commands[0].endswith("--budget 1024 --compile")
+
+
+def test_settings_of_the_compiler_that_change_memory_are_noted() -> None:
+    """Those that a graph is compiled under and that are not torch's defaults, once; otherwise nothing is said."""
+    settings = MemorySettings()
+    settings.read()
+    assert settings.sentences() == []
+    with tracing.patch(activation_memory_budget=0.5), inductor.patch(reorder_for_peak_memory=False):
+        settings.read()
+        settings.read()
+    settings.read()
+    (note,) = settings.sentences()
+    assert note == "torch.compile: compiled with activation_memory_budget=0.5, reorder_for_peak_memory=False"
 
 
 @pytest.mark.slow

@@ -157,11 +157,6 @@ def growth_bars(names: Sequence[str], sizes: Sequence[int], theme: Theme, what: 
 def segments(fragments: Fragments, rows: Ints, theme: Theme) -> go.Figure:
     """Draws segments.
 
-    Args:
-        fragments: The segments.
-        rows: Those drawn, by address.
-        theme: The page's colours.
-
     Returns:
         The figure: bars stacked to the size of each segment, in the unit that suits the largest, with a mark at the
         largest hole of each whose holes are known.

@@ -59,7 +59,11 @@ def host_memory(seconds: Floats, parts: Mapping[str, Ints], theme: Theme, marks:
     window = marks.axis or (0, 0)
     names = limit_names(marks, (0, "left"), top, unit_bytes, theme)
     figure.update_layout(
-        xaxis={"title": title, "showgrid": False, "unifiedhovertitle": {"text": f"at %{{x:,.1f}} s ({unit})"}},
+        xaxis={
+            "title": title,
+            "showgrid": False,
+            "unifiedhovertitle": {"text": f"at %{{x:,.1f}} s ({unit})"},
+        },
         yaxis={"title": {"text": unit}, "range": [0, 1.12 * top / unit_bytes], "fixedrange": True},
         hovermode="x unified",
         shapes=[*limit_lines(marks, 0, end, unit_bytes, theme), band(window[0], window[1], theme.accent, 0.18)],

@@ -24,10 +24,6 @@ _SCALE = "Cividis"
 def ranks(compared: Compared, theme: Theme) -> go.Figure:
     """Draws ranks side by side.
 
-    Args:
-        compared: The ranks, at least one, cut into columns.
-        theme: The page's colours.
-
     Returns:
         The figure: a heatmap of each rank's peak in each column, then the line of the spread. x is the operator of the
         rank looked at, y the rank's name, z bytes in the unit that suits the largest.
@@ -98,10 +94,6 @@ def ranks(compared: Compared, theme: Theme) -> go.Figure:
 
 def curves(found: RankCurves, theme: Theme) -> go.Figure:
     """Draws the peak steps of many ranks as a heatmap.
-
-    Args:
-        found: The ranks' curves.
-        theme: The page's colours.
 
     Returns:
         The figure: a heatmap. x is how far inside the step, in percent, y the rank's name, z bytes in the unit that

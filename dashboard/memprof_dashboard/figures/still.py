@@ -94,10 +94,6 @@ class Still:
 def still_timeline(history: History, title: str) -> Still:
     """Draws the live bytes of a recording, stacked by category, with its peak marked.
 
-    Args:
-        history: The recording.
-        title: Its title, one line.
-
     Returns:
         The picture; its highest point is the true peak.
     """

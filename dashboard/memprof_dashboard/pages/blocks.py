@@ -52,7 +52,6 @@ class BlocksPage:
     TITLE = "Lifetimes"
 
     def __init__(self) -> None:
-        """Starts without a recording."""
         self._lives: weakref.WeakKeyDictionary[Rank, StorageLives] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Rank, tuple[_Key, tuple[Blocks, IdleStorages]]] = (
             weakref.WeakKeyDictionary()

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, html
+from dash import Dash, Input, Output, State, html
 
 from memprof.analysis.host.host_use import HostUse
 from memprof.trace.schema import HostMemory, Ops
@@ -44,9 +44,17 @@ class HostPage:
     def register(self, app: Dash, workspace: Workspace) -> None:
         """Registers the callbacks."""
 
-        @app.callback(Output(_GRAPH, "figure"), Input(ids.CURSOR, "data"), Input(ids.THEME, "data"))
-        def fill(cursor: Any, theme: Any) -> Any:
-            return or_message(_figure)(workspace, view_of(cursor), theme)
+        @app.callback(
+            Output(_GRAPH, "figure"),
+            Input(ids.CURSOR, "data"),
+            Input(ids.THEME, "data"),
+            State(_GRAPH, "relayoutData"),
+        )
+        def fill(cursor: Any, theme: Any, zoomed: Any) -> Any:
+            figure = or_message(_figure)(workspace, view_of(cursor), theme)
+            # Plotly would keep the zoom by `uirevision`, but not what Dash draws anew.
+            edges = [(zoomed or {}).get(f"xaxis.range[{side}]") for side in range(2)]
+            return figure if None in edges else figure.update_xaxes(range=edges)
 
 
 def has_host_memory(trace: Trace) -> bool:

@@ -134,17 +134,6 @@ def summed_up(trace: Trace) -> list[Any]:
     return shown
 
 
-def peaks_of_many(compared: RankComparison, button: Any) -> Any:
-    """Returns the table of the ranks with the highest peaks, and the lowest.
-
-    Args:
-        compared: The ranks.
-        button: Makes the button that goes to a rank, of its number.
-    """
-    label = f"highest peaks of {len(compared.ranks):,} ranks"
-    return parts.facts(tables.peaks(compared, MOST_RANKS), label=label, drawn={"rank": lambda one: button(one.rank)})
-
-
 def _section(title: str, table: FactTable, label: str, remark: str = "") -> list[Any]:
     if not table:
         return []

@@ -12,6 +12,7 @@ import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from memprof.analysis.ranks import rank_report as side_by_side
+from memprof.analysis.ranks.rank_tables import peaks as peaks_table
 from memprof.trace.schema import NONE
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_bytes_change
@@ -51,7 +52,6 @@ class RanksPage:
     TITLE = "Ranks"
 
     def __init__(self) -> None:
-        """Starts without a recording."""
         # Keyed by open trace: a recording that grew is reopened.
         self._read: weakref.WeakKeyDictionary[Trace, _Read] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -207,7 +207,9 @@ def _filled_with_many(trace: Trace, theme: Any) -> tuple[Any, Any, Any, bool]:
         f"Showing the step with the highest peak of each of {len(trace.ranks):,} ranks, scaled to equal length; open "
         "a rank for its other steps."
     )
-    table = rank_parts.peaks_of_many(compared, _button)
+    label = f"highest peaks of {len(compared.ranks):,} ranks"
+    peaks = peaks_table(compared, rank_parts.MOST_RANKS)
+    table = parts.facts(peaks, label=label, drawn={"rank": lambda one: _button(one.rank)})
     return curves(side_by_side.read_curves(trace), theme_of(theme)), [remark], table, True
 
 

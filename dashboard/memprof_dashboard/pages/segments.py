@@ -31,7 +31,6 @@ class SegmentsPage:
     TITLE = "Segments"
 
     def __init__(self) -> None:
-        """Starts without a recording."""
         self._histories: weakref.WeakKeyDictionary[Rank, AllocatorHistory] = weakref.WeakKeyDictionary()
 
     def layout(self, workspace: Workspace, view: View) -> Any:

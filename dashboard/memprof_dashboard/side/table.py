@@ -65,14 +65,7 @@ def table_of(rank: Rank, view: View) -> Any:
 
 
 def chunk_of(rank: Rank, view: View, first: int, order: Order) -> dict[str, Any]:
-    """Returns more rows, as ``parts.table`` sends them.
-
-    Args:
-        rank: The recording.
-        view: The view.
-        first: Place of the first one.
-        order: What the rows are sorted by.
-    """
+    """Returns more rows, as ``parts.table`` sends them."""
     body, has_more = _body(rank, view, _rows(rank, view), first, order)
     return {"key": _key(rank, view), "first": first, "more": has_more, "rows": [parts.plain(row) for row in body]}
 

@@ -58,10 +58,6 @@ _Node = TypeVar("_Node", bound=Nested)
 def largest_nodes(root: _Node, label: str) -> list[tuple[int, str, _Node]]:
     """Returns the ``MOST_BOXES`` largest nodes; the bytes of a smaller one are part of the node around it.
 
-    Args:
-        root: The outermost node, which is always returned.
-        label: Its label.
-
     Returns:
         Place of the node around, ``NONE`` for the root; label; and node. Outer nodes come before those inside them,
         and of those inside one node the largest first.
@@ -88,11 +84,6 @@ def largest_nodes(root: _Node, label: str) -> list[tuple[int, str, _Node]]:
 
 def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints]:
     """Splits the live bytes during an operator by category and node, workspace included.
-
-    Args:
-        history: The recording.
-        tree: Its modules.
-        at: The operator.
 
     Returns:
         Bytes by category, those that are alive only, each of shape ``(nodes + 1,)``: what belongs to no module is
@@ -185,12 +176,7 @@ def _add(boxes: list[Box], outermost: int, split: dict[str, Ints], tree: ModuleT
 
 
 def simplified(boxes: Sequence[Box], labels: Callable[[str], str]) -> list[Box]:
-    """Returns boxes for a treemap: innermost ones split by category, a box around a single one of its size left out.
-
-    Args:
-        boxes: The boxes, outer ones before those inside them.
-        labels: Returns what people call a category.
-    """
+    """Returns boxes for a treemap: innermost ones split by category, a box around a single one of its size left out."""
     inside: dict[int, list[int]] = {}
     for place, box in enumerate(boxes):
         inside.setdefault(box.parent, []).append(place)

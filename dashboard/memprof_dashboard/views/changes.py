@@ -29,10 +29,6 @@ _Paths = dict[tuple[str, ...], int]
 def changes(base: Rank, head: Rank) -> Diff:
     """Compares one process of each of two recordings.
 
-    Args:
-        base: The one to start from.
-        head: The other.
-
     Raises:
         BadInputError: One holds no operators, or is damaged.
         InconclusiveError: One holds no whole step, or they are of different models.

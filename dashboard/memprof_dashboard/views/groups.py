@@ -144,10 +144,6 @@ def storages_found(rank: Rank, text: str) -> Bools | None:
     Looked through are the names of modules, of the operators that made them, of parameters and states, and the lines
     of the stacks; upper and lower case are the same.
 
-    Args:
-        rank: The recording.
-        text: What is looked for.
-
     Returns:
         Shape ``(storages,)``; None where nothing is looked for.
     """

@@ -47,7 +47,6 @@ class Mesh:
         return ", ".join(f"{name} {int(place)}" for name, place in zip(self.names[:-1], places, strict=True))
 
     def __str__(self) -> str:
-        """Writes it as it is typed."""
         return ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
 

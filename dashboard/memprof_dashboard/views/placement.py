@@ -27,9 +27,6 @@ def addresses_of(trace: Trace) -> Ints:
     What is left over (a life of two allocations, one that began before the recording) is found by its beginning or by
     its end alone.
 
-    Args:
-        trace: The recording.
-
     Returns:
         Addresses, ``NONE`` where unknown, shape ``(storages,)``.
 
@@ -114,10 +111,6 @@ def _lives(trace: Trace) -> _Lives:
 
 def _match(wanted: list[Any], there: list[Any]) -> tuple[Ints, Ints]:
     """Joins rows of equal keys, the k-th of one side with the k-th of the other.
-
-    Args:
-        wanted: Columns of the keys of one side.
-        there: The same columns of the other side.
 
     Returns:
         The rows of each side that belong together.

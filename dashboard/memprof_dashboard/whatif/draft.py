@@ -61,12 +61,7 @@ class Offer:
     choices: dict[str, ModuleChoice]
 
     def text_of(self, ticked: Iterable[str], modules: Mapping[str, Iterable[str]]) -> str:
-        """Returns a choice as the view holds it.
-
-        Args:
-            ticked: Descriptions of policies for the whole step.
-            modules: The modules chosen for each policy, by its name.
-        """
+        """Returns a choice as the view holds it."""
         chosen = set(ticked)
         words = [text for text in self.settings if text in chosen]
         for name, choice in self.choices.items():

@@ -33,11 +33,7 @@ class DryFrames:
     """The dry runs of a dashboard: one at a time, each once."""
 
     def __init__(self, *, may_run: bool) -> None:
-        """Starts nothing yet.
-
-        Args:
-            may_run: Whether jobs may be dry-run at all.
-        """
+        """Starts nothing yet."""
         self.may_run = may_run
         self._steps: dict[tuple[Rank, tuple[Policy, ...]], Future[Step]] = {}
         self._guard, self._one_at_a_time = threading.Lock(), threading.Lock()

@@ -93,10 +93,6 @@ def basis_for(rank: Rank) -> Basis:
 def find_changes(rank: Rank, form: SearchForm) -> SnapshotPlans:
     """Searches for changes under which the job of an imported snapshot fits a budget, as `memprof suggest` does.
 
-    Args:
-        rank: The snapshot.
-        form: The search request.
-
     Raises:
         MemprofError: It shows no history of allocations, or the budget makes no sense for it.
     """
@@ -148,12 +144,7 @@ def find_plans(rank: Rank, form: SearchForm, dry_frames: DryFrames, report: Call
 
 
 def counts_reserved(rank: Rank, budget: str) -> bool:
-    """Returns whether a budget is the device's, in which what the allocator reserves must fit, as the header says it.
-
-    Args:
-        rank: The recording.
-        budget: The budget as typed.
-    """
+    """Returns whether a budget is the device's, in which what the allocator reserves must fit, as the header says."""
     device = rank.verdict()
     return device.counts_reserved and budget.strip() == device.budget
 
@@ -207,13 +198,7 @@ class Detail:
 
 
 def detail_of(rank: Rank, found: Suggestion, one: Candidate) -> Detail:
-    """Replays a plan again to show its step.
-
-    Args:
-        rank: The recording.
-        found: The search that tried it.
-        one: The plan.
-    """
+    """Replays a plan again to show its step."""
     plan = replace(one.plan, budget_bytes=found.answer.search_request.budget_bytes)
     made = forecast(rank.trace, plan, found.basis)
     return Detail(
@@ -251,13 +236,7 @@ def runs_under_plans(workspace: Workspace, view: View) -> tuple[Run, ...]:
 
 
 def run_under_plan(rank: Rank, source: Source, number: int) -> Run | None:
-    """Compares a recording with the prediction of its plan; None if it was not made under one or of another model.
-
-    Args:
-        rank: The recording of the job without the plan.
-        source: The other recording.
-        number: Its rank.
-    """
+    """Compares a recording with the prediction of its plan; None if it was not made under one or of another model."""
     other = source.rank(number)
     manifest = other.trace.manifest
     if manifest.plan is None or manifest.backend.name == PREDICTED or _model_of(other) != _model_of(rank):

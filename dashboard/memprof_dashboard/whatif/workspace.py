@@ -112,7 +112,6 @@ class Searches(Generic[P, R]):
     """The latest search of each key."""
 
     def __init__(self) -> None:
-        """Starts without searches."""
         self._by_key: dict[Hashable, Search[P, R]] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -143,7 +142,6 @@ class PlanWorkspace:
     """The searches of a dashboard, and the cached details of plans."""
 
     def __init__(self, workspace: Workspace) -> None:
-        """Starts without searches."""
         self.workspace = workspace
         self.plans: Searches[Candidate, Suggestion | SnapshotPlans] = Searches()
         self.planners: Searches[Point, tuple[Point, ...]] = Searches()

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from memprof.analysis.ranks.rank_report import compare_ranks
+from memprof.analysis.report.moments import EndState
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.errors import BadInputError
-from memprof.json_values import inline, key
+from memprof.json_values import Json, inline, key, to_json
 from memprof.policies.allocator.policy import Allocator, parse_options
 from memprof.policies.plan.plan_tables import plan_from_tables
 from memprof.replay.allocator.events import replay
@@ -32,6 +33,8 @@ from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_percent
 
+#: Version of the JSON's keys.
+ALLOCATOR_SCHEMA = 1
 #: Savings below this share of the reserved bytes do not justify a setting.
 _WORTHWHILE = 0.01
 
@@ -269,3 +272,26 @@ def _pin(issued: StepRequests, step: Step, sources: Sources, allocation: int) ->
         module=str(step.modules.name[module_id]) or str(step.modules.type[module_id]) if module_id != NONE else "",
         line=next(places, "outside Python" if frames else ""),
     )
+
+
+def allocator_to_json(report: AllocatorReport) -> Json:
+    """Returns the allocator's report: bytes, stable keys."""
+    return {
+        "schema": ALLOCATOR_SCHEMA,
+        "has_history": True,
+        "step": report.step,
+        "device": report.device,
+        "is_as_if_on_cuda": report.device == "cpu",
+        **to_json(report),
+        "under_settings": [
+            {"settings": one.name, "is_in_force": place == 0, **to_json(one)}
+            for place, one in enumerate(report.outcomes)
+        ],
+    }
+
+
+def end_to_json(report: EndState) -> Json:
+    """Returns the segments of a snapshot without a history: bytes, stable keys."""
+    found = to_json(report)
+    # With a history, `segments` lists them.
+    return {"schema": ALLOCATOR_SCHEMA, "has_history": False, "segment_count": found.pop("segments"), **found}

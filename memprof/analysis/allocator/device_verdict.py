@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.diff.budget import judge_budget
+from memprof.analysis.host.host_forecast import HostForecast
+from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.out_of_memory.out_of_memory_words import describe_failure, describe_free
 from memprof.analysis.out_of_memory.post_mortem import examine
 from memprof.analysis.report.breakdown import by_category, hold_at
@@ -116,6 +118,7 @@ class DryFit:
         is_assumed: Whether the rank was ended early, and its communicators are those of the rank with the most.
         room_bytes: What a budget of the device's tensor capacity has to leave free (`beyond_tensors`).
         torch: Which torch it assumes, a clause.
+        host_bytes: Fewest and most bytes of host memory, where the device has the same; zeros elsewhere.
     """
 
     machine: str
@@ -132,16 +135,17 @@ class DryFit:
     is_assumed: bool = False
     room_bytes: int = 0
     torch: str = ""
+    host_bytes: tuple[int, int] = (0, 0)
 
     @property
     def least_used_bytes(self) -> int:
         """Fewest used bytes the whole device would show."""
-        return self.reserved_bytes + self.workspace_bytes[0] + self.least_outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[0] + self.least_outside_bytes + self.host_bytes[0]
 
     @property
     def used_bytes(self) -> int:
         """Most used bytes the whole device would show."""
-        return self.reserved_bytes + self.workspace_bytes[1] + self.outside_bytes
+        return self.reserved_bytes + self.workspace_bytes[1] + self.outside_bytes + self.host_bytes[1]
 
     @property
     def fits(self) -> bool:
@@ -175,6 +179,8 @@ class DryFit:
         if self.workspace_bytes[1]:
             less, more = (format_bytes_change(count) for count in self.workspace_bytes)
             parts += f", {less} to {more} for workspaces of {self.chosen_for}"
+        if self.host_bytes[1]:
+            parts += f", {format_bytes_between(*self.host_bytes)} on the host, which has the same memory"
         return f"{parts}; {self.torch}" if self.torch else parts
 
     def describe(self) -> str:
@@ -184,11 +190,7 @@ class DryFit:
 
 
 def dry_fit(trace: Trace) -> DryFit | None:
-    """Compares a dry run's memory with the capacity of its device; None without one, or with nothing on it.
-
-    Args:
-        trace: The recording.
-    """
+    """Compares a dry run's memory with the capacity of its device; None without one, or with nothing on it."""
     machine = trace.manifest.machine
     if trace.manifest.backend.name != DRY_RUN or machine.device_kind == "cpu":
         return None
@@ -204,6 +206,7 @@ def dry_fit(trace: Trace) -> DryFit | None:
     split = by_category(hold_at(step, peak_op(step)))
     most = split.parts[0] if split.parts else None
     beyond = beyond_tensors(trace)
+    forecast = HostForecast.of(trace, HostUse.of(trace)) if found.is_unified else None
     return DryFit(
         machine=found.name,
         capacity_bytes=machine.capacity_bytes,
@@ -219,4 +222,5 @@ def dry_fit(trace: Trace) -> DryFit | None:
         is_assumed=trace.manifest.communicators.is_assumed,
         room_bytes=beyond.room_bytes,
         torch=describe_torch(trace),
+        host_bytes=(0, 0) if forecast is None else forecast.bounds,
     )

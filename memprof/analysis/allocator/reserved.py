@@ -61,12 +61,6 @@ def with_room(
 ) -> tuple[SearchResult, tuple[Candidate, ...]]:
     """Adds ``allocator expandable_segments`` to plans that exceed the budget in reserved bytes only without it.
 
-    Args:
-        basis: The steps the plans were replayed on.
-        manifest: The manifest of the recording.
-        answer: The search result.
-        chosen: Selects the plans to show.
-
     Returns:
         The search result with its best plan so changed, and the plans to show.
     """

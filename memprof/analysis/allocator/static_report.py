@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.json_values import key
+from memprof.analysis.allocator.allocator_report import ALLOCATOR_SCHEMA
+from memprof.json_values import Json, key, to_json
 from memprof.replay.allocator.events import replay
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import requests_of_step
@@ -132,3 +133,8 @@ def build_static_report(step: Step, settings: Settings | None = None, *, search_
         in_place_greedy=greedy_by_size(joined).height if can_place else None,
         in_place=tuple(sorted(operators, key=lambda one: (-one.saved_at_bound, -one.bytes, one.operator))),
     )
+
+
+def static_to_json(report: StaticReport) -> Json:
+    """Returns the static planner's report: bytes, stable keys."""
+    return {"schema": ALLOCATOR_SCHEMA, "has_history": True, **to_json(report)}

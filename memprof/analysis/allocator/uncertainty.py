@@ -152,10 +152,6 @@ def _widened_bytes(trace: Trace, assumed: _Version) -> int:
 
     Without ``reduce_dtype``, torch 2.15 and newer reduce in the type of the parameters, older ones in that of the
     computation (torch/distributed/fsdp/_fully_shard/_fsdp_api.py). Buffers of the other type were chosen by the job.
-
-    Args:
-        trace: The recording.
-        assumed: Its version of torch.
     """
     names, uses, storages = trace.columns(Ops, "name")["name"], trace.table(Uses), trace.table(Storages)
     is_copy = np.array([str(name).startswith("fsdp.chunk_cat") for name in names.distinct])[names.codes][uses.op_id]

@@ -58,7 +58,6 @@ class AllocationSequence:
     is_window: bool
 
     def __len__(self) -> int:
-        """Returns the number of allocations."""
         return len(self.sizes)
 
     @property

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
 import numpy as np
 
 from memprof.analysis.compared.allocation_sequence import AllocationSequence
-from memprof.errors import UsageError
 from memprof.trace.schema import Ints
 
 #: Allocations by which the place of one sequence in another is found.
@@ -228,16 +226,6 @@ class Gap:
     dry_to: int
 
 
-def require_aligner() -> None:
-    """Checks that what aligns sequences is installed.
-
-    Raises:
-        UsageError: It is not.
-    """
-    if find_spec("rapidfuzz") is None:
-        raise UsageError("comparing allocations needs rapidfuzz: pip install 'torch-memprof[compare]'")
-
-
 def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
     """Returns where two sequences differ, in order; all else is equal, pair by pair.
 
@@ -245,7 +233,7 @@ def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
         real: Bytes of each allocation of the one, shape ``(allocations,)``.
         dry: The same of the other.
     """
-    from rapidfuzz.distance import LCSseq  # of an extra: see require_aligner
+    from rapidfuzz.distance import LCSseq  # of an extra
 
     gaps: list[Gap] = []
     at_real = at_dry = 0

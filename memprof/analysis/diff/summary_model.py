@@ -146,10 +146,6 @@ def summary_to_json(summary: Summary) -> dict[str, Any]:
 def read_summary(text: str, name: str) -> Summary:
     """Reads the output of ``summary_to_json``.
 
-    Args:
-        text: The file's content.
-        name: Its name, for error messages.
-
     Raises:
         BadInputError: It is not a summary, is of a later version, or contains an invalid value.
     """

@@ -82,12 +82,7 @@ class Traits:
 
 
 def traits_of(step: Step, sources: Sources) -> Traits:
-    """Returns the characteristics of a step.
-
-    Args:
-        step: The step.
-        sources: Source lines of its stacks.
-    """
+    """Returns the characteristics of a step."""
     storages = step.storages
     saved = np.unique(step.saved.storage_id[step.saved.released_op_id != NONE])
     saved = saved[(storages.created_op_id[saved] != NONE) & ~np.isin(storages.category[saved], _STAYS)]

@@ -77,10 +77,6 @@ class Compared:
 def read_setting(trace: Trace, model: Model) -> RecordedSetting:
     """Reads the training settings of a job from its recording.
 
-    Args:
-        trace: The recording.
-        model: The model, which defines what a batch looks like.
-
     Raises:
         InconclusiveError: It contains no complete step.
     """
@@ -104,10 +100,6 @@ def read_setting(trace: Trace, model: Model) -> RecordedSetting:
 
 def compare(found: Estimate, trace: Trace) -> tuple[Compared, ...]:
     """Compares an estimate with the fullest step of a recording.
-
-    Args:
-        found: The estimate.
-        trace: The recording.
 
     Raises:
         InconclusiveError: It contains no complete step, or no parameters.

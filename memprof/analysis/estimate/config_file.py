@@ -22,9 +22,6 @@ def is_config(text: str) -> bool:
 def read_config(path: Path) -> Model:
     """Reads a config.json, or the one in a folder.
 
-    Args:
-        path: The file or folder.
-
     Raises:
         BadInputError: The file does not exist, is not a config.json, or its model family is unsupported.
     """

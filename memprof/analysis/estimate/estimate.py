@@ -87,10 +87,6 @@ class Estimate:
 def estimate(model: Model, setting: Setting) -> Estimate:
     """Estimates the memory of one rank.
 
-    Args:
-        model: The model.
-        setting: How it is trained.
-
     Raises:
         UsageError: A setting has no formula for this kind of model.
     """

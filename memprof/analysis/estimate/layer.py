@@ -40,10 +40,6 @@ def kept_by_layer(shape: Transformer, setting: Setting) -> tuple[Kept, ...]:
     With 16-bit types, dropout and no flash kernel, the tensors are those of Korthikanti et al. 2022, section 4.1, and
     sum to sbh (34 + 5 as/h). Other types, kernels and layers change individual tensors; statistics, which that section
     omits, are listed with ``is_statistic``.
-
-    Args:
-        shape: The model.
-        setting: How it is trained.
     """
     return (*_attention(shape, setting), *_mlp(shape, setting), *_norms(shape, setting))
 

@@ -108,10 +108,6 @@ def read_perceptron(text: str) -> Network:
 def network_terms(shape: Network, setting: Setting) -> tuple[Term, ...]:
     """Returns every term of a network except weights, gradients and optimizer.
 
-    Args:
-        shape: The network.
-        setting: How it is trained.
-
     Raises:
         UsageError: A setting has formulas only for transformers.
     """

@@ -22,12 +22,7 @@ _SOURCES["adamw"] = _SOURCES["adam"]
 
 
 def state_terms(parameters: Sequence[Parameter], setting: Setting) -> tuple[Term, ...]:
-    """Returns the terms of weights, gradients and optimizer state on one rank.
-
-    Args:
-        parameters: The model's parameters.
-        setting: How it is trained.
-    """
+    """Returns the terms of weights, gradients and optimizer state on one rank."""
     mine = [one.on_rank(setting.tensor_ranks) for one in parameters]
     return (*_weights(mine, setting), *_gradients(mine, setting), *_optimizer(mine, setting))
 
@@ -159,11 +154,7 @@ class Parameter:
         return self.times * math.prod(self.shape)
 
     def on_rank(self, tensor_ranks: int) -> Parameter:
-        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded.
-
-        Args:
-            tensor_ranks: Ranks that divide each layer.
-        """
+        """Returns one rank's part under tensor parallelism; a size that does not divide evenly is padded."""
         if not self.is_split or tensor_ranks == 1:
             return self
         part = -(-self.shape[0] // tensor_ranks)

@@ -13,12 +13,7 @@ _ITEMISED = "; widths and types as in `memprof.analysis.estimate.layer`"
 
 
 def transformer_terms(shape: Transformer, setting: Setting) -> tuple[Term, ...]:
-    """Returns every term of a transformer except weights, gradients and optimizer.
-
-    Args:
-        shape: The model.
-        setting: How it is trained.
-    """
+    """Returns every term of a transformer except weights, gradients and optimizer."""
     layers = _checkpointed(shape, setting) if setting.checkpoint == "layers" else _layers(shape, setting)
     return (*layers, *_ends(shape, setting), *_casts(shape, setting), *_gathered(shape, setting))
 

@@ -131,12 +131,7 @@ class Rules:
 
 
 def find_rules(trace: Trace, names: set[str]) -> Rules:
-    """Returns the rules for one process of a recording.
-
-    Args:
-        trace: The recording.
-        names: Words to remove, beside those found in it.
-    """
+    """Returns the rules for one process of a recording."""
     stacks, manifest = trace.table(Stacks), trace.manifest
     files = {_split_frame(frame)[0] for frames in stacks.frames.tolist() for frame in frames.splitlines()}
     own = {

@@ -57,10 +57,6 @@ def export_snapshot(trace: Trace, file: BinaryIO) -> None:
     order through the model of the caching allocator, with the options in force: addresses and segments are the
     model's, not the device's.
 
-    Args:
-        trace: The recording.
-        file: The output file.
-
     Raises:
         BadInputError: It contains no memory events, or is damaged.
     """
@@ -185,10 +181,6 @@ def _end(done: Replay, stack_of: Ints, device: str) -> tuple[Segments, Blocks]:
 def describe_allocations(trace: Trace, issued: StepRequests) -> tuple[list[Mapping[str, str]], Ids]:
     """Describes each allocation, such as ``{"category": "activation", "module": "layers.0 (Block)"}``.
 
-    Args:
-        trace: The recording of one rank.
-        issued: Its requests.
-
     Returns:
         The distinct descriptions, whose keys ``memprof import`` reads, and the index of each allocation's, shape
         ``(allocations,)``.
@@ -237,11 +229,7 @@ def _parts(trace: Trace, issued: StepRequests) -> Iterator[tuple[str, Ints, list
 
 
 def recorded_snapshot(trace: Trace) -> DeviceSnapshot | None:
-    """Returns an imported snapshot with its recorded events; None for recordings without block sizes and segments.
-
-    Args:
-        trace: The recording of one rank.
-    """
+    """Returns an imported snapshot with its recorded events; None for recordings without block sizes and segments."""
     events, segments = trace.table(AllocatorEvents), trace.table(Segments)
     if not len(segments) or not bool((events.block_bytes != NONE).any()):
         return None

@@ -50,13 +50,7 @@ Profile = Mapping[tuple[Frame, ...], int]
 
 
 def speedscope_bytes(title: str, profiles: Mapping[str, Profile], made_by: str) -> bytes:
-    """Writes named profiles of bytes; the first one is shown first.
-
-    Args:
-        title: Title of the whole file.
-        profiles: The profiles by name.
-        made_by: Exporter recorded in the file.
-    """
+    """Writes named profiles of bytes; the first one is shown first."""
     frames: dict[Frame, int] = {}
     written = [_profile(name, profile, frames) for name, profile in profiles.items()]
     content = {

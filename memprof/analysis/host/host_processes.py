@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memprof.analysis.leaks.leak import Leak, describe_cause, describe_holder, describe_rate
+from memprof.trace.files.spool import OBJECTS
 from memprof.trace.schema import NONE, Floats, HostHeap, HostMemory, Ints
 from memprof.units import format_bytes, format_count
 
@@ -28,6 +30,9 @@ _SPIKE, _SPIKE_BYTES = 1.25, 64 * 2**20
 _SHORT, _NEAR = 0.2, 0.9
 #: Bytes that a small object of Python takes at the least.
 _BLOCK_BYTES = 64
+#: A variable is named if what it holds is at least one part in so many of the growth.
+_PART = 4
+_OF_C = "C code or a library: tensors and numpy arrays hardly grew"
 
 
 @dataclass(frozen=True)
@@ -177,12 +182,15 @@ def describe_spike(samples: HostMemory, from_us: float, to_us: float) -> str:
     return ""
 
 
-def find_growth(samples: HostMemory, heaps: Mapping[int, HostHeap]) -> tuple[HostGrowth, ...]:
+def find_growth(
+    samples: HostMemory, heaps: Mapping[int, HostHeap], kept: Mapping[int, Sequence[Leak]]
+) -> tuple[HostGrowth, ...]:
     """Returns the processes that keep growing, those of one role together.
 
     Args:
         samples: Samples of all processes, in order, from when growth counts.
         heaps: The heaps of the trainers, by process id.
+        kept: What becomes more in each trainer's Python, most bytes first.
     """
     by_role: dict[str, list[HostGrowth]] = {}
     samples = samples.take(samples.heap_bytes != NONE)
@@ -192,7 +200,8 @@ def find_growth(samples: HostMemory, heaps: Mapping[int, HostHeap]) -> tuple[Hos
         if found is None:
             continue
         first, last, from_us, to_us = found
-        cause = _cause(heaps.get(pid, HostHeap.empty()), from_us, to_us, last - first)
+        heap = heaps.get(pid, HostHeap.empty())
+        cause = _cause(heap, kept.get(pid, ()), from_us, to_us, last - first)
         role = str(own.role[-1])
         by_role.setdefault(role, []).append(HostGrowth(role, 1, first, last, (to_us - from_us) / 1e6, cause))
     return tuple(_joined(alike) for alike in by_role.values())
@@ -223,7 +232,7 @@ def _joined(alike: list[HostGrowth]) -> HostGrowth:
     return HostGrowth(one.role, len(alike), first, last, max(each.seconds for each in alike), one.cause)
 
 
-def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
+def _cause(heap: HostHeap, kept: Sequence[Leak], from_us: float, to_us: float, grown: int) -> str:
     """Returns what has grown inside a trainer meanwhile, by the samples of its heaps; "" where they do not tell."""
     rows = np.flatnonzero((heap.time_us >= from_us) & (heap.time_us <= to_us) & (heap.used_bytes != NONE))
     if len(rows) < 2:
@@ -234,10 +243,22 @@ def _cause(heap: HostHeap, from_us: float, to_us: float, grown: int) -> str:
     if free >= grown / 2:
         return f"{format_bytes(free)} of it is freed memory that the C library keeps; {RETURNS} return it"
     if blocks * _BLOCK_BYTES >= grown / 4:
-        return format_count(blocks, "more Python object")
+        return f"{format_count(blocks, 'more Python object')}{_named(kept, grown, is_objects=True)}"
     if used >= grown / 2:
-        return f"on the heap of the C library ({_held(heap, from_us, to_us)})"
+        held = _held(heap, from_us, to_us)
+        named = "" if held == _OF_C else _named(kept, grown, is_objects=False)
+        return f"on the heap of the C library ({held}){named}"
     return "outside the C library's heap (mapped by a library, or small objects of Python)"
+
+
+def _named(kept: Sequence[Leak], grown: int, *, is_objects: bool) -> str:
+    """Returns the largest of what Python holds more and more of, and through which variable; "" for a small part."""
+    alike = [one for one in kept if (one.dtype == OBJECTS) == is_objects and one.held_by is not None]
+    named = next((one for one in alike if _PART * one.kept_bytes >= grown), None)
+    if named is not None:
+        return f", {describe_rate(replace(named, every_steps=0))} of {describe_cause(named)}"
+    early = next((one.held_by for one in alike if is_objects and one.held_by is not None), None)
+    return "" if early is None else f", such as those of {describe_holder(early)}"
 
 
 def _held(heap: HostHeap, from_us: float, to_us: float) -> str:
@@ -249,5 +270,5 @@ def _held(heap: HostHeap, from_us: float, to_us: float) -> str:
         if 2 * held >= used > 0:
             return "tensors or numpy arrays that Python holds"
         if used > 0 and 4 * held <= used:
-            return "C code or a library: tensors, and numpy arrays in lists and dictionaries, hardly grew"
+            return _OF_C
     return "tensors, numpy arrays, or C code"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from memprof.analysis.host.host_processes import (
     place_of,
     summarise_processes,
 )
+from memprof.analysis.leaks.held import describe_copies
+from memprof.analysis.leaks.leak import Leak, leaks_of_host
 from memprof.analysis.report.whole_run import is_light
 from memprof.machines.host_limits import SHARED, SHARED_ADVICE
 from memprof.trace.schema import NONE, HostHeap, HostLimits, HostMemory, Ints, Steps
@@ -31,8 +34,8 @@ from memprof.units import format_bytes
 
 #: From this share of the fullest and these bytes on, memory that was freed, but kept, is worth a sentence.
 _FREED, _FREED_BYTES = 0.2, 32 * 2**20
-#: Workers' memory of their own is worth a sentence from these bytes a worker on.
-_COPIED_BYTES = 64 * 2**20
+#: Workers' memory of their own is worth a sentence from these bytes a worker on, and from this share of the job's.
+_COPIED_BYTES, _COPIED = 32 * 2**20, 1 / 3
 #: Bytes that a worker which forks from no trainer has after importing torch, and the share of its memory that is its
 #: own then.
 _IMPORTED_BYTES, _ALL_ITS_OWN = 192 * 2**20, 0.9
@@ -75,10 +78,14 @@ class HostUse:
         limits: Each limit at its closest.
         times_us: When each round of samples was taken, in µs of Unix time, shape ``(rounds,)``.
         node: Name of the node, "" where unknown.
+        copies: Sentences on tensors that are in main memory twice.
+        kept: What becomes more in each trainer's Python, by process id.
         others: Those of the job's other nodes, whose processes come last in this one's.
     """
 
     node = ""
+    copies: tuple[str, ...] = ()
+    kept: Mapping[int, Sequence[Leak]] = MappingProxyType({})
     others: tuple[HostUse, ...] = ()
 
     def __init__(
@@ -124,6 +131,8 @@ class HostUse:
             ends = steps.start_us[:1]
         heaps = {one.manifest.pid: one.table(HostHeap) for one in ranks}
         use = HostUse(samples, limits, heaps, float(np.nanmax(ends, initial=-math.inf)))
+        use.copies = tuple(filter(None, (describe_copies(one) for one in ranks)))
+        use.kept = {one.manifest.pid: leaks_of_host(one) for one in ranks}
         use.node = ranks[0].manifest.node
         return use
 
@@ -235,7 +244,7 @@ class HostUse:
             yield growth.describe()
         freed = "" if self.growth else self._describe_freed()
         spike = describe_spike(self._samples, self._recorded_us, self._over_us)
-        yield from filter(None, (self._describe_workers(), freed, spike))
+        yield from filter(None, (*self.copies, self._describe_workers(), freed, spike))
 
     def _describe_workers(self) -> str:
         """Returns that workers hold copies of their own, "" where they hold little."""
@@ -246,7 +255,7 @@ class HostUse:
         # A worker by fork has the trainer's pages in common with it; one by spawn has what it imports for itself.
         is_forked = (samples.private_bytes < _ALL_ITS_OWN * samples.heap_bytes).any()
         least = _COPIED_BYTES if is_forked else _IMPORTED_BYTES + _COPIED_BYTES
-        if len(own) < 2 or min(own) < least or 2 * sum(own) < self.total_bytes:
+        if len(own) < 2 or min(own) < least or sum(own) < _COPIED * self.total_bytes:
             return ""
         return (
             f"{len(own)} workers hold {format_bytes(sum(own))}, at least {format_bytes(min(own))} each, that no other "
@@ -269,7 +278,7 @@ class HostUse:
         """The processes that grow, those of one role together."""
         times = self._samples.time_us
         followed = self._samples.take((times > self._recorded_us) & (times <= self._over_us))
-        return find_growth(followed, self._heaps)
+        return find_growth(followed, self._heaps, self.kept)
 
     @cached_property
     def _over_us(self) -> float:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 
-from memprof.analysis.leaks.leak import HeldBy, held_by, variable_of
-from memprof.analysis.report.sources import Sources
-from memprof.trace.schema import NONE, Holders, Ints, Storages, Uses
+from memprof.analysis.leaks.leak import HeldBy, describe_holder, held_by, variable_of
+from memprof.analysis.report.sources import Sources, find_sources
+from memprof.trace.schema import NONE, Holders, Ints, Stacks, Storages, Uses
 from memprof.trace.store import Trace
+from memprof.units import format_bytes, format_count
+
+#: Copies are worth a sentence from these bytes on.
+_COPY_BYTES = 16 * 2**20
 
 
 class Held:
@@ -95,3 +102,39 @@ class Held:
                             waiting.append(used)
         self._origins[storage_id] = found
         return found
+
+
+def describe_copies(trace: Trace) -> str:
+    """Returns that two variables hold tensors of the same shapes in main memory, which training does not keep.
+
+    Args:
+        trace: The recording of one rank.
+
+    Returns:
+        A sentence on the pair of most bytes; "" where no two variables do.
+    """
+    holders = trace.table(Holders)
+    idle = holders.take((holders.tensors == 0) & (holders.device == "cpu") & (holders.total_bytes > 0))
+    groups: dict[str, list[int]] = {}
+    for row in np.flatnonzero(idle.chain != "").tolist():
+        groups.setdefault(variable_of(str(idle.chain[row])), []).append(row)
+    kinds = {
+        name: Counter((str(idle.shape[row]), str(idle.dtype[row]), int(idle.total_bytes[row])) for row in rows)
+        for name, rows in groups.items()
+    }
+    common = [
+        (sum(size * count for (*_, size), count in (one & other).items()), (one & other).total(), first, second)
+        for (first, one), (second, other) in combinations(kinds.items(), 2)
+    ]
+    size, tensors, *names = max(common, key=lambda pair: pair[0], default=(0, 0, "", ""))
+    if size < _COPY_BYTES:
+        return ""
+    sources = find_sources(trace.table(Stacks))
+    first, second = (
+        describe_holder(replace(held_by(idle, groups[name][0], sources, is_by_graph=False), chain=name))
+        for name in names
+    )
+    return (
+        f"{format_count(tensors, 'tensor')} of the same shapes ({format_bytes(size)}) are in main memory twice, held "
+        f"by {first} and by {second}: both copies, as when what was offloaded or loaded is not dropped."
+    )

@@ -8,7 +8,8 @@ import numpy as np
 
 from memprof.analysis.leaks.growth import Growth
 from memprof.analysis.report.sources import Sources, find_sources
-from memprof.trace.schema import NONE, Holders, Modules, Stacks
+from memprof.trace.files.spool import ARRAY, OBJECTS
+from memprof.trace.schema import NONE, Bools, Holders, Modules, Stacks
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
@@ -143,7 +144,8 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
         The leaks. What is not made in every step has what the lines made in each leave of the growth.
     """
     holders, sources = trace.table(Holders), find_sources(trace.table(Stacks))
-    kinds = leaks_of_kinds(holders.take(holders.made_step == NONE), sources, growth.last_step)
+    of_kinds = (holders.made_step == NONE) & ~is_of_host(holders)
+    kinds = leaks_of_kinds(holders.take(of_kinds), sources, growth.last_step)
     followed = holders.take(holders.made_step != NONE)
     by_line: dict[str, list[int]] = {}
     for row in np.argsort(-followed.step, kind="stable").tolist():
@@ -187,6 +189,28 @@ def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
     # How often, by the bytes of one tensor.
     often = [leak.kept_bytes / max(leak.tensors, 1) / leak.bytes_per_step for leak in shared]
     return [*steady, *(replace(leak, every_steps=max(1, round(n))) for leak, n in zip(shared, often, strict=True))]
+
+
+def is_of_host(holders: Holders) -> Bools:
+    """Returns which rows are on main memory that torch's allocator does not own. Shape ``(rows,)``."""
+    return np.array([dtype == OBJECTS or dtype.startswith(ARRAY) for dtype in holders.dtype.tolist()], dtype=bool)
+
+
+def leaks_of_host(trace: Trace) -> list[Leak]:
+    """Finds the kinds of tensors in main memory, arrays and Python objects that become more over the whole run.
+
+    Args:
+        trace: The recording of one rank.
+
+    Returns:
+        Those of most bytes first.
+    """
+    holders = trace.table(Holders)
+    kinds = holders.take((holders.made_step == NONE) & (holders.tensors > 0) & (holders.device == "cpu"))
+    # What there is at the job's end has other holders than before, or none.
+    last = int(holders.step.max(initial=0))
+    found = leaks_of_kinds(kinds, find_sources(trace.table(Stacks)), last)
+    return sorted(found.values(), key=lambda leak: -leak.kept_bytes)
 
 
 def leaks_of_kinds(holders: Holders, sources: Sources, last_step: int) -> dict[_Kind, Leak]:

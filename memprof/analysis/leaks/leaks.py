@@ -26,6 +26,7 @@ from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
 from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
+from memprof.trace.files.spool import ARRAY, OBJECTS
 from memprof.trace.schema import NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
 from memprof.trace.store import Trace
 from memprof.trace.usages import IS_LBFGS, read_optimizers
@@ -84,10 +85,11 @@ def find_leaks(trace: Trace) -> LeakReport:
     if found and not grown:
         return LeakReport(Growth(None, first, last, "storages", _why_undecided(trace, ends, found)), tuple(found))
     if not found and (later := grown_later(trace, last)):
-        again = f" Record the whole run for the line and the rate ({_again(trace, '--light')})."
+        is_host = later[0].dtype.startswith(ARRAY) or later[0].dtype == OBJECTS
+        again = "" if is_host else f" Record the whole run for the line and the rate ({_again(trace, '--light')})."
         why = (
             f"nothing from steps {first} to {last} stays, but later steps left {describe_rate(later[0])}, "
-            f"{describe_cause(later[0])}.{'' if later[0].dtype.startswith('numpy.') else again}"
+            f"{describe_cause(later[0])}.{again}"
         )
         return LeakReport(Growth(None, first, last, "storages", why), tuple(later))
     total = sum(leak.bytes_per_step for leak in grown)

@@ -222,13 +222,7 @@ def _examine_rank(trace: Trace) -> tuple[PostMortem, float] | None:
 
 
 def failing_step(trace: Trace, failures: OutOfMemory, row: int) -> tuple[Step, int] | None:
-    """Returns the step of a failed request and its operator's index in the step; None where not recorded.
-
-    Args:
-        trace: The recording.
-        failures: Its failed requests.
-        row: Index of the request.
-    """
+    """Returns the step of a failed request and its operator's index in the step; None where not recorded."""
     op_id, steps = int(failures.op_id[row]), trace.table(Steps)
     inside = cuttable_steps(steps) & (steps.first_op_id <= op_id) & (op_id <= steps.last_op_id)
     if op_id == NONE or not inside.any():

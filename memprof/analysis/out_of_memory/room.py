@@ -67,13 +67,7 @@ def is_much_scattered(scattered_bytes: int, reserved_bytes: int) -> bool:
 
 
 def find_room(trace: Trace, failures: OutOfMemory, row: int) -> Room | None:
-    """Returns where memory was; None where the recording does not hold the device's segments and blocks then.
-
-    Args:
-        trace: The recording of one rank.
-        failures: Its failed requests.
-        row: Index of the request.
-    """
+    """Returns where memory was; None where the recording does not hold the device's segments and blocks then."""
     events, segments = trace.table(AllocatorEvents), trace.table(Segments)
     places = np.flatnonzero(events.action == "oom")
     if len(places) != len(failures) or not len(segments) or not bool((events.block_bytes != NONE).any()):

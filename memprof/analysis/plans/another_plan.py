@@ -35,10 +35,6 @@ def commands_over_budget(job: PlannedJob, measured_bytes: int) -> list[tuple[str
 
     A search on the recording the plan was made from subtracts the observed prediction error from the budget, as
     `memprof fit` does.
-
-    Args:
-        job: The job.
-        measured_bytes: The peak of the run.
     """
     budget, prediction = job.plan.budget_bytes, job.plan.prediction
     if budget is None:

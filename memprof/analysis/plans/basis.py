@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ from memprof.units import format_bytes
 
 #: Limits of pinned blocks that are tried, as powers of two in MiB, and the share of rounding that is worth a word.
 _MOST_MIB_POWER, _ROUNDED_SHARE = 12, 0.2
+
+#: The first torch whose pinned memory can be had without rounding.
+_FIRST_UNROUNDED = (2, 13)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +78,6 @@ class Basis:
     def fullest_under(self, plan: Plan) -> Step:
         """Returns the step with the highest peak under a plan.
 
-        Args:
-            plan: The plan.
-
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
@@ -90,20 +91,18 @@ class Basis:
     def host_bytes_under(self, plan: Plan) -> int:
         """Returns the bytes of pinned host memory that a plan's copies take.
 
-        Args:
-            plan: The plan.
-
         Raises:
             PolicyError: A policy does not apply to the fullest step.
         """
         steps = (self.step, *self.others)
         return host_bytes_under(plan.policies, lambda first: steps_under(first, steps, self.dry_steps))
 
-    def describe_rounding(self, plan: Plan) -> str:
+    def describe_rounding(self, plan: Plan, torch_version: str = "") -> str:
         """Returns what rounding adds to a plan's pinned memory, and the option that avoids it; "" for little.
 
         Args:
             plan: The plan.
+            torch_version: Version of torch in the job; "" where unknown.
 
         Raises:
             PolicyError: A policy does not apply to the fullest step.
@@ -119,18 +118,17 @@ class Basis:
         least = min(sizes) + (pinned - min(sizes)) // 10
         option, size = next((each, size) for each, size in zip(options, sizes, strict=True) if size <= least)
         setting = f"pinned_max_cached_size_mb:{option.pinned_max_cached_size_mb}"
+        known = _numbers(torch_version)
+        lacks = f" (this is {torch_version}, which has no such option)" if known and known < _FIRST_UNROUNDED else ""
+        newer = "" if known >= _FIRST_UNROUNDED else f"with torch 2.13 or newer{lacks}, "
         return (
             f"the plan pins {format_bytes(pinned)} on the host, as torch rounds each copy up to a power of two; "
-            f"with torch 2.13 or newer, --allocator {setting} makes it {format_bytes(size)}, but larger copies are "
+            f"{newer}--allocator {setting} makes it {format_bytes(size)}, but larger copies are "
             "then pinned anew each time."
         )
 
     def predict(self, plan: Plan, trace: str = "") -> tuple[Plan, Step]:
         """Returns a plan with its prediction over all steps, and the fullest predicted step.
-
-        Args:
-            plan: The plan.
-            trace: Name of the recording.
 
         Raises:
             PolicyError: A policy does not apply to the fullest step.
@@ -142,12 +140,7 @@ class Basis:
         return replace(planned, prediction=planned.prediction.with_times(times)), step
 
     def time_interval(self, plan: Plan, predicted_us: float) -> TimeInterval | None:
-        """Returns the bounds of a plan's step time; None where they are unknown, as on another machine or size.
-
-        Args:
-            plan: The plan.
-            predicted_us: Its predicted step time.
-        """
+        """Returns the bounds of a plan's step time; None where they are unknown, as on another machine or size."""
         if not self.has_measured_times or self.machine or self.scaled_by:
             return None
         return time_interval_of(plan.policies, self.step, predicted_us)
@@ -261,6 +254,12 @@ def whole_steps(trace: Trace, machine: Accelerator | None = None) -> tuple[Step,
         return found
     rates = rates_of_recording(recorded_on), rates_of(machine)
     return tuple(scale_times(step, *rates).step for step in found)
+
+
+def _numbers(torch_version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version; none where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", torch_version)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def link_of(trace: Trace, machine: Accelerator | None = None) -> float:

@@ -39,10 +39,6 @@ def frames_to_dry_run(found: Suggestion, most: int) -> tuple[tuple[Policy, ...],
 
     These are of plans that are estimated to fit, of faster ones that fit by the lower bound of their estimate, and of
     policies without an estimate.
-
-    Args:
-        found: A search result.
-        most: Number of plans of each of the two.
     """
     fastest_us = min((one.step_time_us for one in found.plans), default=float("inf"))
     budget = found.answer.search_request.budget_bytes
@@ -63,12 +59,6 @@ def steps_of_frame(frame: Sequence[Policy], basis: Basis, trace: Trace, recordin
     operator takes the time of the recorded one it stands for, scaled by its operations or bytes; others take the time
     of their operations or bytes at the speed of the recorded step. Time beyond operators grows with their number.
     Copies between device and host, which take no time in a dry run, add what is modelled for the policy alone.
-
-    Args:
-        frame: The policies that the job was dry-run under.
-        basis: The steps as recorded.
-        trace: The dry run.
-        recording: The recording's manifest.
 
     Returns:
         A step for each of the basis; None if the dry run has none on the same inputs.

@@ -102,9 +102,6 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     Lengths in a line are separated by spaces or commas; the longest counts. Empty lines and ``#`` comments are
     skipped.
 
-    Args:
-        path: The file.
-
     Returns:
         The length of each batch, in order.
 
@@ -143,11 +140,6 @@ def mix_of(lengths: Sequence[int], sized: SizedStep, settings: Settings) -> Leng
 
     The mix samples all batches evenly over their lengths, including the longest, and is shuffled with a fixed seed. The
     longest comes last, so that fragmentation left by shorter ones counts.
-
-    Args:
-        lengths: The length of each batch.
-        sized: The step as a function of length.
-        settings: Settings of the allocator.
     """
     longest, recorded = max(lengths), max(sized.sizes)
     step = sized.step_at(longest)

@@ -39,11 +39,6 @@ def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
 
     Where shapes are unknown on one side, or are those of the parts into which the plan splits batches, the fullest step
     is used.
-
-    Args:
-        measured: The run.
-        prediction: The prediction.
-        plan: The plan of both.
     """
     peaks = measured.step_peaks()
     steps = [measured.step(number) for number in peaks]

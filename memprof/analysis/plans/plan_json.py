@@ -100,6 +100,8 @@ def suggestion_to_json(found: Suggestion, checked: tuple[Checked, ...] | None = 
         "times": "" if found.basis.elsewhere is None else found.basis.elsewhere.how,
         "budget_bytes": answer.search_request.budget_bytes,
         "host_budget_bytes": answer.search_request.most_host_bytes,
+        "host_used_bytes": answer.search_request.host_used_bytes or None,
+        "unified": answer.search_request.is_unified,
         "recorded": {
             "peak_allocated_bytes": answer.recorded.peak_bytes,
             "peak_phase": answer.recorded.peak_phase,

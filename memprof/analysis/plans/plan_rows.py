@@ -264,16 +264,7 @@ def plan_tables(
     kind: str = "closest candidate of each kind",
     most: int = MOST_ROWS,
 ) -> list[tuple[str, FactTable, str]]:
-    """Returns the tables of a search, each with its title and a remark.
-
-    Args:
-        fitting: The plans that fit.
-        others: Those that do not.
-        refused: What is not possible, each with its reason.
-        order: How those that fit were chosen.
-        kind: How the others were chosen.
-        most: Rows of each, at most.
-    """
+    """Returns the tables of a search, each with its title and a remark."""
     return [
         ("Plans that fit", FactTable(PLANS, fitting[:most]), order),
         ("Over budget", FactTable(OVER_BUDGET, others[:most]), kind),

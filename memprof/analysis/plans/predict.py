@@ -178,7 +178,7 @@ def forecast(trace: Trace, plan: Plan, basis: Basis | None = None) -> Forecast:
             *step_warnings(trace, basis.step),
             *basis.warnings,
             *plan.caveats(basis.step),
-            *filter(None, [basis.describe_rounding(plan)]),
+            *filter(None, [basis.describe_rounding(plan, trace.manifest.torch_version)]),
         ),
     )
 
@@ -195,12 +195,7 @@ def words_of(command: Sequence[str]) -> str:
 
 
 def commands_under(manifest: Manifest, plan: str) -> list[str]:
-    """Returns the commands that run a recorded job under a plan's file: a dry run first where the recording is one.
-
-    Args:
-        manifest: The recording's.
-        plan: Path of the file.
-    """
+    """Returns the commands that run a recorded job under a plan's file: a dry run first where the recording is one."""
     named, job = f"--plan {shlex.quote(plan)}", words_for_record(manifest)
     train = f"memprof record {named} {job}"
     if manifest.backend.name != DRY_RUN and not manifest.dry_ranks:
@@ -246,11 +241,7 @@ def side_of(step: Step) -> Side:
 
 
 def predicted_trace(made: Forecast) -> tuple[Manifest, dict[type[Table], Table]]:
-    """Returns a trace of a predicted step, which opens like any recording.
-
-    Args:
-        made: The prediction.
-    """
+    """Returns a trace of a predicted step, which opens like any recording."""
     step, recorded = made.step, made.manifest
     describes = made.plan.describe()
     manifest = dataclasses.replace(

@@ -12,6 +12,7 @@ from memprof.analysis.allocator.reserved import least_reserved, reserved_of, wit
 from memprof.analysis.allocator.uncertainty import beyond_tensors, describe_torch
 from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.dry_check_results import Checked
+from memprof.analysis.plans.host_budget import describe_host
 from memprof.analysis.plans.predict import step_warnings
 from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.unread import find_unread
@@ -19,7 +20,7 @@ from memprof.planners.search.candidate import Candidate, kinds_of
 from memprof.planners.search.explore import explore
 from memprof.planners.search.request import SearchRequest, SearchResult
 from memprof.planners.search.workbench import rank, shortest
-from memprof.policies.base import Policy
+from memprof.policies.base import NUMERICS, Policy
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.trace.files.spool import DRY_RUN
@@ -44,7 +45,8 @@ class Suggestion:
         basis: The steps the plans were replayed on.
         answer: The full search result.
         plans: The fastest plan of each family that fits, the fastest family first, and the simplest (`with_simplest`).
-        others: For each family without a plan that fits, the one closest to the budget.
+        others: For each family without a plan that fits, the one closest to the budget, unless another of them is
+            closer, as fast and no rougher.
         warnings: Caveats on the figures.
         ran_out: Whether memory ran out in a later step.
         dry_reserved: What the allocator reserved in dry runs of plans, by their policies, where the budget counts it.
@@ -155,14 +157,16 @@ def suggest(
     changed = dict.fromkeys(text for one in plans for text in one.plan.caveats(basis.step))
     torch = describe_torch(trace)
     assumed = (f"the dry run {torch}.",) if torch else ()
-    caveats = (*_describe_room(trace, search_request), *changed, *_describe_unread(trace), *assumed)
+    short = _short_on_host(answer) if answer.best is None or answer.best.policies else 0
+    host = tuple(describe_host(search_request, trace, short))
+    caveats = (*_describe_room(trace, search_request), *host, *changed, *_describe_unread(trace), *assumed)
     return Suggestion(
         trace=str(trace.path),
         manifest=trace.manifest,
         basis=basis,
         answer=answer,
         plans=plans,
-        others=tuple(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in fitting),
+        others=_unbeaten(one for one in one_of_each_family(answer.others) if kinds_of(one.policies) not in fitting),
         warnings=(*step_warnings(trace, basis.step), *basis.warnings, *caveats),
         ran_out=has_run_out(trace),
     )
@@ -226,6 +230,12 @@ def describe_least(found: Suggestion) -> str:
     least = answer.least
     held = describe_largest(least.categories)
     if answer.search_request.needed(least) <= answer.search_request.budget_bytes:
+        if short := _short_on_host(answer):
+            most = max(answer.search_request.most_host_bytes or 0, 0)
+            return (
+                f"No plan fits {format_bytes(answer.search_request.budget_bytes)} and the host: even the closest needs "
+                f"{format_bytes(short)} more of host memory than the {format_bytes(most)} left for copies."
+            )
         fastest_us = min(one.step_time_us for one in _inside(answer))
         return (
             f"No plan fits {format_bytes(answer.search_request.budget_bytes)} within the allowed slowdown: the "
@@ -241,6 +251,16 @@ def describe_least(found: Suggestion) -> str:
         f"{least.plan.describe()}, in {place_of(least)}, with {held} live{reserved}.{more} Give at least "
         f"{format_bytes(needed)}, or allow more policies."
     )
+
+
+def _short_on_host(answer: SearchResult) -> int:
+    """Returns the fewest bytes by which plans that fit the device exceed the host's; 0 where none of them does."""
+    most = answer.search_request.most_host_bytes
+    if most is None:
+        return 0
+    request = answer.search_request
+    inside = [one for one in (answer.least, *answer.others) if request.needed(one) <= request.budget_bytes]
+    return max(min((one.host_bytes - most for one in inside), default=0), 0)
 
 
 def _inside(answer: SearchResult) -> list[Candidate]:
@@ -273,15 +293,21 @@ def _worth_their_policies(plans: tuple[Candidate, ...]) -> tuple[Candidate, ...]
     return tuple(kept)
 
 
+def _unbeaten(plans: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Drops plans that are slower than one before them and change the job's numbers as much or more."""
+    kept: list[Candidate] = []
+    for one in plans:
+        rough = NUMERICS.index(one.numerics)
+        if not any(each.step_time_us <= one.step_time_us and NUMERICS.index(each.numerics) <= rough for each in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
 def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Adds the plan that names the fewest settings, if it names at most half as many as the fastest does.
 
     A plan of many module patterns is fast and hard to read, check and carry over; the difference in time is what it
     buys.
-
-    Args:
-        plans: The plans to show, the fastest first.
-        fitting: All plans that fit.
     """
     simplest = simplest_of(plans, fitting)
     more = [] if simplest is None or simplest in plans else [simplest]
@@ -289,12 +315,7 @@ def with_simplest(plans: tuple[Candidate, ...], fitting: Iterable[Candidate]) ->
 
 
 def simplest_of(plans: tuple[Candidate, ...], among: Iterable[Candidate]) -> Candidate | None:
-    """Returns the plan that names the fewest settings, None unless it names at most half as many as the first does.
-
-    Args:
-        plans: The plans to show, the fastest first.
-        among: The plans to choose from.
-    """
+    """Returns the plan that names the fewest settings, None unless it names at most half as many as the first does."""
     simplest = min(among, key=lambda one: (one.settings, one.step_time_us), default=None)
     return None if simplest is None or 2 * simplest.settings > plans[0].settings else simplest
 

@@ -14,12 +14,7 @@ _MOST_SETTINGS = 12
 
 
 def verdict(found: Suggestion, checked: tuple[Checked, ...] = ()) -> str:
-    """Returns the result: the fastest plan that fits, or why none does.
-
-    Args:
-        found: The result.
-        checked: Its plans that were dry-run.
-    """
+    """Returns the result: the fastest plan that fits, or why none does."""
     answer = found.answer
     best, budget = answer.best, format_bytes(answer.search_request.budget_bytes)
     if checked:
@@ -82,7 +77,7 @@ def caveats(found: Suggestion) -> list[str]:
     """Returns what to know of the figures."""
     early = "the search was stopped early; a longer one (--time-limit) may find faster plans."
     best = found.answer.best
-    rounding = "" if best is None else found.basis.describe_rounding(best.plan)
+    rounding = "" if best is None else found.basis.describe_rounding(best.plan, found.manifest.torch_version)
     return [*found.warnings, *filter(None, [rounding]), *([early] if found.answer.was_stopped else [])]
 
 

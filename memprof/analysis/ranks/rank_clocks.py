@@ -86,9 +86,6 @@ def match_collectives(collectives: RankCollectives) -> tuple[Matched, ...]:
     A recording does not contain the process group of a collective. Ranks with other collectives in a step, such as the
     stages of a pipeline, are matched among themselves.
 
-    Args:
-        collectives: The collectives of all ranks.
-
     Returns:
         One for each group of ranks and step, by step.
     """
@@ -110,12 +107,7 @@ def match_collectives(collectives: RankCollectives) -> tuple[Matched, ...]:
 
 
 def align_clocks(ranks: Ranks, matched: tuple[Matched, ...]) -> Alignment:
-    """Estimates the clock offsets between a job's machines.
-
-    Args:
-        ranks: The ranks and their clocks.
-        matched: The collectives they ran together.
-    """
+    """Estimates the clock offsets between a job's machines."""
     numbers = ranks.rank.tolist()
     # A rank with an unknown clock counts as having its own.
     clock_of = {rank: clock or f"of rank {rank}" for rank, clock in zip(numbers, ranks.clock.tolist(), strict=True)}

@@ -34,12 +34,7 @@ RANKS_SCHEMA = 1
 
 
 def rank_columns(compared: RankComparison | None = None, reported: int | None = None) -> tuple[Column, ...]:
-    """Returns the columns of RankPeaks.
-
-    Args:
-        compared: The ranks that they are shown with.
-        reported: The rank shown on the rest of the page.
-    """
+    """Returns the columns of RankPeaks."""
 
     def to_median(one: RankPeak) -> int | None:
         whole = None if compared is None else compared.peak
@@ -120,13 +115,7 @@ SPREADS = spread_columns()
 
 
 def spreads(found: Sequence[Spread], head: str, rows: int) -> FactTable:
-    """Returns the spread between ranks by phase, category or module; parts without any spread are left out.
-
-    Args:
-        found: The parts, in drawing order.
-        head: What they are.
-        rows: Maximum rows.
-    """
+    """Returns the spread between ranks by phase, category or module; parts without any spread are left out."""
     apart = [one for one in found if one.bytes]
     table = FactTable(spread_columns(head), apart[:rows])
     if len(apart) > rows:
@@ -172,13 +161,7 @@ def late_collectives(found: Stragglers, rows: int) -> FactTable:
 
 
 def ranks_to_json(compared: RankComparison, found: Stragglers, notes: tuple[str, ...]) -> Json:
-    """Returns the output of `memprof report --by rank`: bytes, microseconds, stable keys.
-
-    Args:
-        compared: The ranks.
-        found: The stragglers.
-        notes: What is missing from the job.
-    """
+    """Returns the output of `memprof report --by rank`: bytes, microseconds, stable keys."""
     return {
         "schema": RANKS_SCHEMA,
         "worst_rank": compared.worst,

@@ -17,9 +17,6 @@ _MOST_NAMES = 1_000_000
 def fold_alike(values: Mapping[str, Hashable]) -> Iterator[tuple[str, list[str]]]:
     """Groups modules with equal values whose names differ in the numbers of layers.
 
-    Args:
-        values: By module.
-
     Yields:
         A name, with the numbers as ranges, and the modules that it stands for, which are all that it could; every
         module once.

@@ -41,7 +41,6 @@ class ModuleTree:
     node_of_module: Ints
 
     def __len__(self) -> int:
-        """Returns the number of nodes."""
         return len(self.names)
 
     def title(self, node: int) -> str:
@@ -92,9 +91,6 @@ class ModuleTree:
 def module_tree(modules: Modules) -> ModuleTree:
     """Builds the tree with one node per module: nodes are module ids.
 
-    Args:
-        modules: The trace's modules.
-
     Raises:
         BadInputError: The modules form a cycle.
     """
@@ -117,9 +113,6 @@ def folded_tree(modules: Modules) -> ModuleTree:
 
     Descendants of folded layers are folded with them, by name and type. Fewer than ``SMALLEST_FOLD`` layers stay
     separate.
-
-    Args:
-        modules: The trace's modules.
 
     Raises:
         BadInputError: The modules form a cycle.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.trace.files.spool import RAN_OUT
+from memprof.trace.files.spool import KILLED, RAN_OUT
 from memprof.trace.manifest import Capture, Manifest, signal_name
 from memprof.trace.schema import Steps
 from memprof.trace.step import Step
@@ -33,13 +33,7 @@ class Note:
 
 
 def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...]:
-    """Returns the notes on the figures of one step, warnings first.
-
-    Args:
-        manifest: The recording's manifest.
-        steps: All steps seen.
-        step: The reported step.
-    """
+    """Returns the notes on the figures of one step, warnings first."""
     warnings = []
     if not manifest.capture.is_complete:
         warnings.append(_incomplete(manifest.capture))
@@ -57,8 +51,8 @@ def write_notes(manifest: Manifest, steps: Steps, step: Step) -> tuple[Note, ...
     if steps.micro_batches[row] > 1:
         notes.append(f"a step runs {steps.micro_batches[row]} rounds of forward and backward.")
     notes += [f"not seen by {manifest.backend.name}: {_short(text)}" for text in manifest.backend.blind_spots]
-    warnings = [note for note in manifest.notes if note.startswith(RAN_OUT)] + warnings
-    notes += [note for note in manifest.notes if not note.startswith(RAN_OUT)]
+    warnings = [note for note in manifest.notes if note.startswith((RAN_OUT, KILLED))] + warnings
+    notes += [note for note in manifest.notes if not note.startswith((RAN_OUT, KILLED))]
     return (*(Note(text, is_warning=True) for text in warnings), *(Note(text, is_warning=False) for text in notes))
 
 

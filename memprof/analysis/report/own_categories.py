@@ -24,9 +24,6 @@ _MOST_RULES = 100
 def read_categories(path: Path) -> tuple[str, ...]:
     """Reads the file of ``--categories``: a table ``[categories]`` of patterns and the names of what they match.
 
-    Args:
-        path: The TOML file.
-
     Returns:
         Rules for ``with_own_categories``, in their order.
 

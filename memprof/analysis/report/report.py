@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.host.host_forecast import HostForecast
 from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.leaks import growth_notice
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
@@ -134,6 +135,7 @@ class Report:
         recompute: Activation checkpointing evaluated for each node of ``tree``.
         recomputed_us: Time already spent on recompute in the step, NaN where unknown.
         host: Host memory of the job's processes.
+        forecast: That of the job itself, of a dry run; None for other recordings.
         devices: The whole devices of the job, each at its fullest; none on the CPU.
         notes: Caveats on the figures.
         growth: Whether memory grows, with the line and its holder; "" where it does not.
@@ -164,6 +166,7 @@ class Report:
     recompute: tuple[RecomputeCost, ...]
     recomputed_us: float
     host: HostUse
+    forecast: HostForecast | None
     devices: tuple[DeviceUse, ...]
     notes: tuple[Note, ...]
     growth: str
@@ -215,7 +218,8 @@ def build_report(
         notes = tuple(Note(sentence, is_warning=True) for sentence in job_notes(trace))
     chosen = compared.worst if rank is None and compared is not None else rank
     host = HostUse.of(trace)
-    notes += tuple(Note(sentence, is_warning=True) for sentence in host.warnings())
+    forecast = HostForecast.of(trace, host)
+    notes += tuple(Note(sentence, is_warning=True) for sentence in (forecast or host).warnings())
     if chosen is not None:
         trace = trace.rank_trace(chosen)
     step = trace.fullest_step() if step_number is None else trace.step(step_number)
@@ -258,6 +262,7 @@ def build_report(
         recompute=weigh_recompute(step, saved, modules, tree),
         recomputed_us=_recomputed_us(step),
         host=host,
+        forecast=forecast,
         devices=summarise_devices(trace.table(DeviceMemory)),
         notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.analysis.host.host_forecast import HostForecast
 from memprof.analysis.out_of_memory.post_mortem import PostMortem
 from memprof.analysis.ranks.rank_tables import RANKS, spreads_to_json
 from memprof.analysis.report import report_tables as tables
@@ -59,6 +60,7 @@ def report_to_json(report: Report, largest: int) -> Json:
             "parts": records(run_tables.HOST_PARTS, report.host.fullest),
             "limits": records(run_tables.HOST_LIMITS, report.host.limits),
             "growth": records(run_tables.HOST_GROWTH, report.host.growth),
+            "forecast": None if report.forecast is None else _forecast(report.forecast),
         },
         "devices": [{**to_json(use), "used_bytes": use.used_bytes} for use in report.devices],
     }
@@ -81,6 +83,17 @@ def _split(report: Report, split: MomentSplit, largest: int) -> Json:
         "by_module": records(tables.MODULES, tables.module_rows(report.tree, split.by_module)),
         **{name: records(columns, getattr(split, name).parts) for name, columns in tables.SPLITS.items()},
         "largest_storages": records(tables.LARGEST, find_largest(split.holding, report.sources, largest)),
+    }
+
+
+def _forecast(forecast: HostForecast) -> Json:
+    least, most = forecast.bounds
+    return {
+        "least_bytes": least,
+        "most_bytes": most,
+        "free_bytes": forecast.free_bytes,
+        "margin_bytes": forecast.margin_bytes,
+        "parts": records(run_tables.HOST_FORECAST, forecast.parts),
     }
 
 

@@ -19,6 +19,7 @@ from memprof.analysis.table import (
     TEXT,
     TRUTH,
     US,
+    WORDS,
     Column,
     FactTable,
     Read,
@@ -87,6 +88,12 @@ HOST_PARTS = (
     Column("name", "host memory", TEXT),
     Column("bytes", "bytes", BYTES),
 )
+HOST_FORECAST = (
+    Column("name", "host memory", TEXT),
+    Column("least_bytes", "at least", BYTES),
+    Column("most_bytes", "at most", BYTES),
+    Column("basis", "from", WORDS),
+)
 HOST_LIMITS = (
     Column("name", "limit", TEXT),
     Column("used_bytes", "in use", BYTES, meaning="by all processes"),
@@ -105,6 +112,11 @@ HOST_GROWTH = (
 def host_parts(report: Report) -> FactTable:
     """Returns what the host memory of all processes was divided into at its fullest."""
     return FactTable(HOST_PARTS, report.host.fullest, report.host.total_bytes)
+
+
+def host_forecast(report: Report) -> FactTable:
+    """Returns the host memory that a dry-run job will take."""
+    return FactTable(HOST_FORECAST, () if report.forecast is None else report.forecast.parts)
 
 
 def _at_peak(name: str) -> Read:

@@ -34,7 +34,6 @@ class SavedStorages:
     last_op_id: Ints
 
     def __len__(self) -> int:
-        """Returns the number of storages."""
         return len(self.rows)
 
     def kept_at(self, op_id: int) -> Ints:
@@ -61,9 +60,6 @@ def find_saved(step: Step) -> SavedStorages:
     """Lists what a step saves for backward, each storage once, under the first operator that saves it.
 
     Parameters and buffers are omitted: they are live anyway.
-
-    Args:
-        step: The step.
     """
     saved, storages = step.saved, step.storages
     saved = saved.take(~np.isin(storages.category[saved.storage_id].astype(str), PERMANENT))

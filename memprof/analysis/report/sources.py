@@ -59,11 +59,7 @@ class Sources:
 
 
 def find_sources(stacks: Stacks) -> Sources:
-    """Finds the lines of the user's code in each stack.
-
-    Args:
-        stacks: The trace's stacks.
-    """
+    """Finds the lines of the user's code in each stack."""
     split = [frames.splitlines() for frames in stacks.frames]
     distinct = {frame: _parse(frame) for frames in split for frame in frames}  # most frames are shared between stacks
     library = {frame for frame, (file, _, _) in distinct.items() if is_library(file)}

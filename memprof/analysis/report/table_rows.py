@@ -54,13 +54,7 @@ class LargeStorage:
 
 
 def find_largest(holding: Holding, sources: Sources, limit: int) -> tuple[LargeStorage, ...]:
-    """Returns the largest storages of a moment, the older first on ties.
-
-    Args:
-        holding: The live memory.
-        sources: Source lines of the trace's stacks.
-        limit: Maximum number to return.
-    """
+    """Returns the largest storages of a moment, the older first on ties."""
     order = np.lexsort((holding.rows, -holding.bytes))[:limit]
     return tuple(_describe(holding, sources, place) for place in order.tolist())
 

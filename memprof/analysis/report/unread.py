@@ -50,11 +50,6 @@ def find_unread(trace: Trace, step: Step, sources: Sources) -> tuple[Unread, ...
 
     Copies of weights are models that no step calls, and other tensors in the shape of a parameter: a loaded
     checkpoint, the weights before training, the best so far. A data set may be read later.
-
-    Args:
-        trace: The recording of one rank.
-        step: The step of the peak.
-        sources: Lines of the recording.
     """
     holders, storages = trace.table(Holders), trace.table(Storages)
     holders = holders.take(

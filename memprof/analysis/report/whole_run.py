@@ -48,12 +48,7 @@ def describe_highest(trace: Trace) -> str:
 
 
 def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
-    """Returns the note on the whole run: a warning where a step other than the reported one was higher.
-
-    Args:
-        trace: The trace.
-        reported_bytes: Peak of the reported step.
-    """
+    """Returns the note on the whole run: a warning where a step other than the reported one was higher."""
     text = describe_highest(trace)
     if not text:
         return ()

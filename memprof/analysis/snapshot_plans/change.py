@@ -79,13 +79,7 @@ def resized(step: Step, rows: Bools | Ints, sizes: Ints | int) -> Step:
 
 
 def divided(step: Step, rows: Bools, parts: int) -> Step:
-    """Returns a step in which some storages are a part of their size, rounded up.
-
-    Args:
-        step: The step.
-        rows: The storages.
-        parts: What they are divided by.
-    """
+    """Returns a step in which some storages are a part of their size, rounded up."""
     return resized(step, rows, -(-step.storages.allocated_bytes[rows] // parts))
 
 

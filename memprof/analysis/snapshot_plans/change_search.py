@@ -166,10 +166,6 @@ def _replayed(changes: tuple[Change, ...], alone: Callable[[Change], Step]) -> S
     """Returns the recorded step under changes, None where one leaves nothing for another to change.
 
     Sizes come first, then lives, since changed lives add storages of changed sizes.
-
-    Args:
-        changes: The changes.
-        alone: Returns the recorded step under one change.
     """
     first, *others = sorted(changes, key=lambda change: change.policy == "checkpoint")
     try:

@@ -81,12 +81,7 @@ def find_layers(step: Step) -> list[Layers]:
 
 
 def checkpoint_change(layers: Layers, count: int) -> Change:
-    """Returns the change that checkpoints the first layers of a class.
-
-    Args:
-        layers: The layers.
-        count: How many of them.
-    """
+    """Returns the change that checkpoints the first layers of a class."""
     how_many = f"all {count}" if count == len(layers.modules) else f"{count} of {len(layers.modules)}"
     place = f", whose forward is in {layers.place}" if layers.place else ""
     return Change(
@@ -103,10 +98,6 @@ def checkpointed(step: Step, modules: tuple[int, ...]) -> Step:
     """Frees what calls of layers save at their ends, and makes it again before backward reads it.
 
     Their inputs are kept until then, even where the layer itself keeps a copy of them, such as a transposed one.
-
-    Args:
-        step: The step.
-        modules: The layers.
 
     Raises:
         PolicyError: Their calls save nothing.
@@ -171,10 +162,6 @@ def _output(step: Step, left: Ints) -> int:
     """Returns the storage that a layer returns, which the next one gets as its input; NONE where nothing is left.
 
     It is the largest that the last operator made: a norm makes its statistics behind its output.
-
-    Args:
-        step: The step.
-        left: What is left of a call, in the order of creation.
     """
     if not len(left):
         return NONE

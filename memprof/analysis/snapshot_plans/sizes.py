@@ -58,10 +58,6 @@ def size_changes() -> list[Change]:
 def chunked_loss(step: Step, chunks: int) -> Step:
     """Divides the logits and what the loss makes of them.
 
-    Args:
-        step: The step.
-        chunks: Number of chunks.
-
     Raises:
         PolicyError: The step has no backward, or the last tensors of forward are not larger than all others.
     """
@@ -123,9 +119,6 @@ def half_precision(step: Step) -> Step:
     """Halves what forward and backward make, and adds a copy of the weights in 16 bits while both run.
 
     The loss runs in float32: it gets a copy of the logits' logarithm, and returns a gradient that is then cast.
-
-    Args:
-        step: The step.
 
     Raises:
         PolicyError: The step shows no forward.

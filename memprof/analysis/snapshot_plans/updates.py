@@ -168,10 +168,6 @@ def completed_after(step: Step, gradients: Ints) -> Ints:
     """Returns the operator after which backward has completed each of some gradients.
 
     That is before the next one is made, and within the allocations of one node of autograd's graph.
-
-    Args:
-        step: The step.
-        gradients: Their storages, in the order in which they are made.
     """
     created = step.storages.created_op_id[gradients]
     next_one = np.append(created[1:] - 1, len(step.ops) - 1)[: len(created)]
@@ -220,10 +216,6 @@ def state_elsewhere(step: Step) -> Step:
 
 def sharded_state(step: Step, world_size: int) -> Step:
     """Leaves each rank its share of the state.
-
-    Args:
-        step: The step.
-        world_size: Number of ranks.
 
     Raises:
         PolicyError: The step shows no optimizer state.

@@ -31,7 +31,6 @@ class GroupedOption(click.Option):
     """
 
     def __init__(self, *args: Any, group: str, **settings: Any) -> None:
-        """Stores the heading; the rest is click's."""
         super().__init__(*args, **settings)
         self.group = group
 

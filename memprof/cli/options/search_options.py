@@ -26,8 +26,9 @@ def budget_options(command: F) -> F:
         "--budget",
         group="Budget and device",
         metavar="SIZE",
-        help="Maximum peak of allocated bytes: 24GiB, or 60% of the recorded peak; for plans also of copies in host "
-        "memory: 24GiB,pinned=8GiB. For a whole device, use --device.",
+        help="Maximum peak of allocated bytes: 24GiB, or 60% of the recorded peak; for plans also of host memory: of "
+        "all processes 24GiB,host=64GiB, of pinned copies 24GiB,pinned=8GiB, or one memory for both "
+        "unified=96GiB. For a whole device, use --device.",
     )
     words = "Budget of this device, such as rtx3090 or a100-80g, without what its context and workspaces may take."
     machine = device_option("machine", words, group="Budget and device")
@@ -122,13 +123,15 @@ def read_search_request(
             forbid=names[1],
             most_slowdown=slowdown,
             time_limit_s=time_limit,
-            most_host_bytes=host_bytes,
+            most_host_bytes=min((one for one in (host.job_bytes, host.pinned_bytes) if one is not None), default=None),
+            host=host,
+            is_unified=host.is_unified,
             counts_reserved=machine is not None,
             **more,
         )
 
     allowed_names(*names, default_policies())
-    device_budget, host_bytes = split_budget(budget)
+    device_budget, host = split_budget(budget)
     budget_of = read_budget(device_budget, machine)
     return search_request
 

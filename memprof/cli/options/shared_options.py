@@ -28,21 +28,13 @@ def force_option(command: F) -> F:
 
 
 def output_option(words: str) -> Callable[[F], F]:
-    """Returns a decorator that adds ``-o FILE``; the command takes ``output``.
-
-    Args:
-        words: Its help text.
-    """
+    """Returns a decorator that adds ``-o FILE``; the command takes ``output``."""
     file = click.Path(path_type=Path)
     return option("-o", "--output", group="Output", type=file, metavar="FILE", help=words)
 
 
 def write_option(words: str) -> Callable[[F], F]:
-    """Returns a decorator that adds ``--write FILE``, for a plan; the command takes ``written``.
-
-    Args:
-        words: Its help text.
-    """
+    """Returns a decorator that adds ``--write FILE``, for a plan; the command takes ``written``."""
     file = click.Path(path_type=Path)
     return option("--write", "written", group="Output", type=file, metavar="FILE", help=words)
 
@@ -54,11 +46,7 @@ def no_run_option(command: F) -> F:
 
 
 def also_option(group: str) -> Callable[[F], F]:
-    """Returns a decorator that adds ``--also TRACE``, for recordings at other sizes; the command takes ``also``.
-
-    Args:
-        group: Heading that it is listed under.
-    """
+    """Returns a decorator that adds ``--also TRACE``, for recordings at other sizes; the command takes ``also``."""
     words = "A recording of the same job at another size; may be repeated."
     return option("--also", group=group, multiple=True, type=click.Path(), metavar="TRACE", help=words)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memprof.cli.options.cluster_options import CLUSTER_FLAGS, cluster_options, read_cluster
-from memprof.cli.options.command_classes import GroupedCommand, add_all, option
+from memprof.cli.options.command_classes import add_all, option
 from memprof.cli.options.plan_options import RequestedSize, size_options
 from memprof.cli.options.search_options import search_options, step_options
 from memprof.cli.options.shared_options import force_option, json_option, no_run_option, write_option
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from memprof.analysis.arrangement.arrangements import ClusterRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-#: Options that other verbs replace.
-_MOVED = {
-    "--maximise": "the largest batch or the longest sequence is found by memprof largest.",
-}
-
-
-class SuggestCommand(GroupedCommand):
-    """A command that names the verb which replaces one of its former options."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the options.
-
-        Raises:
-            click.NoSuchOption: Unknown option.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name not in _MOVED:
-                raise
-            sentence = f"{error.message.rstrip('.')}: {_MOVED[error.option_name]}"
-            raise click.NoSuchOption(error.option_name, sentence, ctx=ctx) from None
 
 
 def suggest_options(command: F) -> F:
@@ -160,10 +137,6 @@ class SuggestOptions:
     @staticmethod
     def read(force: bool, **flags: Any) -> SuggestOptions:
         """Validates the options that the command took.
-
-        Args:
-            force: Whether the plan's file may be replaced.
-            flags: All others.
 
         Raises:
             UsageError: One is invalid, or excludes another.

@@ -20,12 +20,7 @@ GIB = 1 << 30
 
 
 def show_allocations(compared: AllocationComparison, rows: int) -> None:
-    """Prints a comparison.
-
-    Args:
-        compared: The two sequences.
-        rows: Kinds of differences to list at most.
-    """
+    """Prints a comparison."""
     page = Page.for_stdout()
     page.say(verdict(compared), "bold")
     page.add_section("Both sides", sides(compared), "requested bytes, rounded up to 512")

@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Callable
 from operator import attrgetter
 
-from memprof.analysis.allocator.allocator_json import allocator_to_json, end_to_json, static_to_json
 from memprof.analysis.allocator.allocator_report import (
     AllocatorReport,
     Pin,
+    allocator_to_json,
     build_allocator_report,
+    end_to_json,
     fullest_rank,
     settings_in_force,
 )
-from memprof.analysis.allocator.static_report import StaticReport, build_static_report
+from memprof.analysis.allocator.static_report import StaticReport, build_static_report, static_to_json
 from memprof.analysis.report.moments import NO_HISTORY, describe_end, is_end_state_only
 from memprof.analysis.table import (
     BYTES,

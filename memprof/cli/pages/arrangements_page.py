@@ -33,11 +33,6 @@ from memprof.units import format_bytes, format_percent, format_us
 def suggest_arrangements(opened: Trace, make_request: MakeSearchRequest, given: SuggestOptions) -> int:
     """Searches for arrangements, writes the plan of the fastest that memprof applies, and prints the page.
 
-    Args:
-        opened: The recording.
-        make_request: Makes the search request from the recorded peak.
-        given: The options.
-
     Returns:
         The exit code: 4 if no arrangement fits.
     """

@@ -26,14 +26,7 @@ _MOST_CAUSES = 5
 
 
 def progress_line(one: Measurement, good: Measurement, judge: Judge, runs: int) -> str:
-    """Returns a line on a commit that was measured.
-
-    Args:
-        one: The commit.
-        good: The one that it is compared with.
-        judge: Compares them.
-        runs: Dry runs so far.
-    """
+    """Returns a line on a commit that was measured."""
     start = f"run {runs}: {one.commit.short} "
     if one.summary is None:
         return f"{start}skipped: {one.reason}"

@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from memprof.analysis.plans.basis import Basis
-from memprof.analysis.plans.devices import Devices, OneRank, devices_needed
+from memprof.analysis.plans.devices import Devices, OneRank
 from memprof.analysis.plans.plan_json import PLAN_SCHEMA
 from memprof.analysis.plans.predict import words_for_record
 from memprof.analysis.table import BYTES, NUMBER, TEXT, US, Cell, Column, FactTable, Read, record, records, shown
-from memprof.cli.page import Page, show
-from memprof.machines.catalogue import Accelerator
-from memprof.replay.live import live_bytes
+from memprof.cli.page import Page
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_us, spell_bytes
 
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
 
-def show_devices(
-    basis: Basis,
-    trace: Trace,
-    budget_of: Callable[[int], int],
-    communicator_bytes: int,
-    machine: Accelerator | None,
-    written: Path | None,
-    *,
-    is_json: bool,
-) -> int:
-    """Predicts the peak of one rank for 2 to 1,024 ranks, and prints the table.
-
-    Args:
-        basis: The recorded step.
-        trace: The recording.
-        budget_of: Returns the budget in bytes for the recorded peak in bytes.
-        communicator_bytes: What one of several ranks takes of the budget for its communicator.
-        machine: The device, for its interconnect bandwidth.
-        written: Path for the plan that fits, or None.
-        is_json: Print JSON instead.
-
-    Returns:
-        The exit code: 4 if no number of devices suffices.
-    """
-    step = basis.step
-    peak = int(live_bytes(step).during.max(initial=0))
-    budget_bytes = budget_of(peak)
-    found = devices_needed(step, budget_bytes, machine, communicator_bytes=communicator_bytes)
-    if written is not None and found.needed is not None and not found.fits_alone:
-        from memprof.policies.plan.plan import Plan
-        from memprof.policies.plan.plan_file import write_plan
-
-        plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
-        write_plan(written, plan.predict(step, trace=str(trace.path))[0])
-    show(lambda page: _fill(page, found, basis, trace, written), lambda: _json(found), is_json=is_json)
-    return 0 if found.fits_alone or found.needed is not None else 4
-
-
-def _fill(page: Page, found: Devices, basis: Basis, trace: Trace, written: Path | None) -> None:
+def fill_devices(page: Page, found: Devices, basis: Basis, trace: Trace, written: Path | None) -> None:
+    """Adds how many devices are needed, and one rank's peak on each number of them."""
     page.warn(*basis.warnings)
     page.say(_verdict(found))
     alone = f"and its step, with the recorded batch on every rank; alone {format_us(found.alone_us)}"
@@ -138,7 +98,8 @@ def _next(found: Devices, trace: Trace, written: Path | None) -> tuple[str, str]
     return f"memprof record --shard {_STRATEGIES[policy.stage]} --world-size {policy.world_size} {job}", ""
 
 
-def _json(found: Devices) -> dict[str, Any]:
+def devices_to_json(found: Devices) -> dict[str, Any]:
+    """Returns what ``--json`` prints."""
     return {
         "schema": PLAN_SCHEMA,
         "budget_bytes": found.budget_bytes,

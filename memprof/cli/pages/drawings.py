@@ -25,10 +25,6 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 def draw_timeline(step: Step, width: int) -> list[Text]:
     """Draws the live bytes of a step, each column at its own maximum, with the peak marked and the phases below.
 
-    Args:
-        step: The step.
-        width: Columns of the terminal.
-
     Returns:
         Lines; none for a step without operators or a terminal that is too narrow.
     """

@@ -199,13 +199,7 @@ def _next(on: OnMachine | None, trace: str) -> tuple[str, str]:
 def estimate_to_json(
     found: Estimate, on: OnMachine | None = None, compared: tuple[Compared, ...] | None = None
 ) -> Json:
-    """Returns an estimate ready for ``json.dump``.
-
-    Args:
-        found: The estimate.
-        on: The machine it is compared with.
-        compared: The recording it is compared with, part by part.
-    """
+    """Returns an estimate ready for ``json.dump``."""
     setting, groups = found.setting, found.by_group
     record: Json = {
         "schema": ESTIMATE_SCHEMA,

@@ -33,13 +33,7 @@ from memprof.units import format_bytes, format_bytes_of, format_us, printable
 
 
 def fill_fit(page: Page, found: FitResult, job: str) -> None:
-    """Adds the result of a fit to a page.
-
-    Args:
-        page: The page.
-        found: The result.
-        job: The job's command line, for the next command.
-    """
+    """Adds the result of a fit to a page."""
     page.say(_verdict(found), "bold")
     page.warn(*found.warnings)
     if found.recorded is not None:
@@ -60,12 +54,7 @@ def fill_fit(page: Page, found: FitResult, job: str) -> None:
 
 
 def fit_to_json(found: FitResult, job: str) -> Json:
-    """Returns the result of a fit as JSON containers.
-
-    Args:
-        found: The result.
-        job: The job's command line, for the next command.
-    """
+    """Returns the result of a fit as JSON containers."""
     best, outputs = found.best, found.request.outputs
     return {
         "schema": PLAN_SCHEMA,

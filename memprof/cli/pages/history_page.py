@@ -112,15 +112,7 @@ STEPS = step_columns()
 
 
 def fill_history(page: Page, history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> None:
-    """Fills the page.
-
-    Args:
-        page: The page.
-        history: The measurements, in the order of the commits.
-        steps: The changes.
-        gate: What is drawn.
-        name: Its name.
-    """
+    """Fills the page."""
     known = [one for one in history if not math.isnan(value_of(one, gate))]
     job = history[-1].job
     where = f" on {printable(job.device)}" if job.device else ""
@@ -161,14 +153,7 @@ def history_to_json(history: Sequence[Measurement], steps: Sequence[Step], gate:
 
 
 def history_to_html(history: Sequence[Measurement], steps: Sequence[Step], gate: Gate, name: str) -> str:
-    """Returns the page: a line over the commits, the changes marked, and a table of them.
-
-    Args:
-        history: The measurements, in the order of the commits.
-        steps: The changes.
-        gate: What is drawn.
-        name: Its name.
-    """
+    """Returns the page: a line over the commits, the changes marked, and a table of them."""
     known = [one for one in history if not math.isnan(value_of(one, gate))]
     job = history[-1].job
     title = f"{name} of {job.command}{f' on {job.device}' if job.device else ''}, {len(known)} commits"

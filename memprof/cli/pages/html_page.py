@@ -29,22 +29,12 @@ circle {{ fill: #0969da; }} circle.changed {{ fill: #d1242f; }}
 
 
 def html_page(title: str, body: str) -> str:
-    """Returns a page.
-
-    Args:
-        title: Its title, text.
-        body: What it shows, HTML.
-    """
+    """Returns a page."""
     return _PAGE.format(title=escape(title), body=body)
 
 
 def html_table(facts: FactTable, short: Callable[[str], str] = str) -> str:
-    """Returns a table of facts.
-
-    Args:
-        facts: The table.
-        short: Shortens the text of a cell.
-    """
+    """Returns a table of facts."""
     kinds = [' class="number"' if column.unit.is_number else "" for column in facts.columns]
 
     def lines(cell: Cell) -> str:

@@ -147,11 +147,6 @@ def _partial_to_json(found: PartialStep, budget_bytes: int) -> dict[str, Any]:
 def suggest_for_snapshot(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions) -> int:
     """Prints what would make the job of an imported snapshot fit.
 
-    Args:
-        opened: The snapshot.
-        search_request: Makes the search request from the peak.
-        given: The options.
-
     Returns:
         The exit code: 4 if nothing fits.
 

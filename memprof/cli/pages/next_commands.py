@@ -78,11 +78,14 @@ def next_commands(found: Suggestion, written: Path | None, checked: tuple[Checke
 
 def _with_budget(found: Suggestion, needed_bytes: int, *more: str) -> str:
     """Returns the command that runs with a larger budget, without a device that has less."""
-    most = found.answer.search_request.most_host_bytes
-    host = "" if most is None else f",pinned={most}"
+    request = found.answer.search_request
+    given = {"host": request.host.job_bytes, "pinned": request.host.pinned_bytes}
+    host = "".join(f",{name}={size}" for name, size in given.items() if size is not None)
+    whole = needed_bytes + request.host_used_bytes if request.is_unified else needed_bytes
+    spelled = f"unified={whole}" if request.host.is_unified else str(whole)
     device = click.get_current_context().params["machine"]
     is_beyond = bool(device) and needed_bytes > find_machine(device).memory_bytes
-    return again("--budget", f"{needed_bytes}{host}", *more, without=("--device", "--machine") if is_beyond else ())
+    return again("--budget", f"{spelled}{host}", *more, without=("--device", "--machine") if is_beyond else ())
 
 
 def _train(found: Suggestion, written: Path, *, is_checked: bool) -> list[Command]:

@@ -93,14 +93,7 @@ def fill_basis(page: Page, basis: Basis) -> None:
 
 
 def fill_verification(page: Page, found: Verification, head: str, plan_path: Path) -> None:
-    """Adds a comparison of prediction and measurement to a page.
-
-    Args:
-        page: The page.
-        found: The comparison.
-        head: Path of the run under the plan, as the user gave it.
-        plan_path: The plan file.
-    """
+    """Adds a comparison of prediction and measurement to a page."""
     page.say(describe_short(found), "bold")
     if found.budget is not None:
         page.say(found.budget.describe(), "bold red" if found.budget.fits is False else "bold")

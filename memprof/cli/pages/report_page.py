@@ -142,6 +142,9 @@ def _add_all(page: Page, report: Report, top: int | None) -> None:
     origin = "as a driver would report; the context is an estimate" if is_dry else "as reported by the driver"
     for use in report.devices:
         page.add_section(f"All of {use.device}", run_tables.device(use), f"at its peak, {origin}")
+    if report.forecast is not None:
+        page.add_section("Host memory to expect", run_tables.host_forecast(report), report.forecast.headline)
+        return
     page.add_section("Host memory at its fullest", run_tables.host_parts(report), report.host.headline)
     page.add_section("Host memory by process", run_tables.host(report), "peak of each over the whole job")
 

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from memprof.analysis.allocator.allocator_report import fullest_rank
+from memprof.analysis.host.host_processes import HostGrowth
+from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.growth import Series, compare_series
 from memprof.analysis.leaks.leak import describe_leak
 from memprof.analysis.leaks.leak_tables import LEAKS, series_lines
@@ -13,7 +15,8 @@ from memprof.analysis.leaks.leaks import LeakReport, describe_leaks, find_leaks
 from memprof.analysis.ranks import rank_tables as tables
 from memprof.analysis.ranks.rank_report import RankComparison
 from memprof.analysis.ranks.stragglers import Stragglers
-from memprof.analysis.table import FactTable
+from memprof.analysis.report.run_tables import HOST_GROWTH
+from memprof.analysis.table import FactTable, records
 from memprof.cli.page import Page, show
 from memprof.json_values import to_json
 from memprof.trace.store import Trace
@@ -84,9 +87,10 @@ def show_leaks(traces: Sequence[Trace], rank: int | None, top: int | None, *, is
     rows = top or _LEAK_ROWS
     found = compare_series(chosen) if len(chosen) > 1 else find_leaks(chosen[0])
     more = {"is_growing": found.is_growing} if isinstance(found, Series) else {}
+    host = HostUse.of(chosen[0] if rank is not None else traces[0]).growth if len(chosen) == 1 else ()
     show(
-        lambda page: _fill_series(page, found, rows) if isinstance(found, Series) else _fill(page, found, rows),
-        lambda: {"schema": LEAKS_SCHEMA, **more, **to_json(found)},
+        lambda page: _fill_series(page, found, rows) if isinstance(found, Series) else _fill(page, found, host, rows),
+        lambda: {"schema": LEAKS_SCHEMA, **more, **to_json(found), "host_growth": records(HOST_GROWTH, host)},
         is_json=is_json,
     )
 
@@ -97,10 +101,12 @@ def _of_rank(trace: Trace, rank: int | None) -> Trace:
     return trace.rank_trace(fullest_rank(trace) if rank is None else rank)
 
 
-def _fill(page: Page, report: LeakReport, rows: int) -> None:
+def _fill(page: Page, report: LeakReport, host: Sequence[HostGrowth], rows: int) -> None:
     page.say(describe_leaks(report), "bold")
     if report.growth.bytes_per_step == 0 and report.growth.how == "storages":
         page.say("What is kept less often, such as once an epoch, shows over a whole run: `memprof record --light`.")
+    for growth in host:
+        page.say(growth.describe())
     if not report.leaks:
         return
     page.say(describe_leak(report.leaks[0]))

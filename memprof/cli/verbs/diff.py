@@ -11,8 +11,9 @@ import click
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
 from memprof.cli.options.gate_options import chosen_gates
 from memprof.cli.options.shared_options import json_option, output_option
-from memprof.cli.pages.diff.diff_output import FORMATS, write_output
+from memprof.cli.pages.diff.diff_output import FORMATS, render, write_text
 from memprof.errors import UsageError
+from memprof.harmless import notify
 
 _GATE = "Fail if this is exceeded, peak>40GiB; with a base also peak>+2%, phase:backward>+64MiB."
 _GROUP = "Allocations"
@@ -183,6 +184,8 @@ def _compare(
         parts = "; ".join(f"{one.what} is {one.base} in the base and {one.head} now" for one in apart)
         flags = " ".join(f"--ignore {one.what!r}" if " " in one.what else f"--ignore {one.what}" for one in apart)
         raise InconclusiveError(f"the recordings are not comparable: {parts}. To compare them anyway: {flags}")
-    write_output(found, form, output, rows, explains=explains, names=(base, head))
+    write_text(render(found, form, rows, explains=explains, names=(base, head)), output)
+    if output is not None:
+        notify(f"written to {output}")
     is_undecided = any(level == "fail" and verdict.is_undecided for level, verdict in found.verdicts)
     return GateFailedError.exit_code if found.is_failed else InconclusiveError.exit_code if is_undecided else 0

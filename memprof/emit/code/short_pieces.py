@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from memprof.emit.code.pieces import MODULES, MODULES_IMPORTS, Code, call, expressions, list_of, text_of
 from memprof.policies.allocator.policy import OLD_VARIABLE, VARIABLE, Allocator
-from memprof.policies.compile.policy import Compile
+from memprof.policies.compile.policy import FUSION, Compile
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.precision.policy import Precision
 from memprof.policies.shard.policy import Shard
 
 _UNDER_BUDGET = '''
-def _compiler(budget):
+def _compiler(budget, options):
     """Returns torch's compiler under an activation memory budget: a share of what it would save for backward."""
 
     def compile_under_budget(graph, inputs):
         with functorch_config.patch(activation_memory_budget=budget):
-            return compile_fx(graph, inputs)
+            return compile_fx(graph, inputs, config_patches=options)
 
     return compile_under_budget
 '''
@@ -172,15 +172,20 @@ def compile_code(policy: Compile) -> Code:
     imports = ["import torch", *MODULES_IMPORTS]
     helpers = [MODULES, _OUTERMOST]
     backend = ""
-    if policy.activation_budget < 1:
+    options = {FUSION: policy.fusion_gb} if policy.fusion_gb >= 0 else {}
+    if not policy.is_plain:
         imports += [
             "import torch._functorch.config as functorch_config",
             "from torch._inductor.compile_fx import compile_fx",
         ]
         helpers.append(_UNDER_BUDGET)
-        backend = f", backend=_compiler({policy.activation_budget!r})"
+        backend = f", backend=_compiler({policy.activation_budget!r}, {options!r})"
     calls = []
-    if policy.activation_budget < 1 and policy.modules in (("",), (".",)):
+    is_whole = policy.modules in (("",), (".",))
+    if is_whole and options:
+        imports.append("import torch._inductor.config as inductor_config")
+        calls.append(f"inductor_config.{FUSION} = {policy.fusion_gb!r}")
+    if policy.activation_budget < 1 and is_whole:
         # Also for what the job compiles itself, inside of which the region below is inlined.
         calls.append(f"functorch_config.activation_memory_budget = {policy.activation_budget!r}")
     found = call("_modules", "model", list_of(expressions(policy.modules)))
@@ -191,6 +196,9 @@ def compile_code(policy: Compile) -> Code:
             *calls,
             f"for module in _outermost({found}).values():\n    module.forward = torch.compile(module.forward{backend})",
         ),
+        notes=("compile: torch limits fusion by the peak from 2.15 on; an older one refuses the option.",)
+        if options
+        else (),
     )
 
 

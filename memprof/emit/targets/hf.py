@@ -123,7 +123,7 @@ def _sort(found: Sorted, policy: Policy, *, recomputes: bool, moves: bool) -> No
             found.take({})
         case OptimizerPolicy():
             _sort_optimizer(found, policy)
-        case Compile() if policy.activation_budget == 1 and policy.modules in ((".",), ("",)):
+        case Compile() if policy.is_plain and policy.modules in ((".",), ("",)):
             found.take({"torch_compile": True})
         case _ if policy.name == "checkpoint" and recomputes:
             found.take({}, _EVERY_LAYER)

@@ -84,7 +84,7 @@ class _Statements:
                     else "torchtitan recomputes all layers"
                 )
                 self.sorted.leave(policy, f"{why}; modules cannot be selected by name.")
-            case Compile() if policy.modules in ((".",), ("",), ("layers.*",)):
+            case Compile() if policy.fusion_gb < 0 and policy.modules in ((".",), ("",), ("layers.*",)):
                 self._compile(policy)
             case OptimizerPolicy():
                 self._optimizer(policy)

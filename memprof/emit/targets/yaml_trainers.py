@@ -93,7 +93,7 @@ class YamlTrainer(Target):
                 self._sort_shard(found, policy)
             case OptimizerPolicy():
                 self._sort_optimizer(found, policy)
-            case Compile() if policy.activation_budget == 1 and policy.modules in ((".",), ("",)):
+            case Compile() if policy.is_plain and policy.modules in ((".",), ("",)):
                 found.take({"torch_compile": True})
             case Allocator():
                 options = ",".join(f"{key}:{value}" for key, value in policy.options().items())

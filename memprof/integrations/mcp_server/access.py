@@ -43,10 +43,6 @@ class Access:
     def __init__(self, roots: Sequence[Path], scratch: Path) -> None:
         """Takes the folders, and an empty one for what is made.
 
-        Args:
-            roots: At least one folder.
-            scratch: A folder of this process alone.
-
         Raises:
             UsageError: One of them is not a folder.
         """

@@ -50,8 +50,8 @@ class _Server(MCPServer):
             raise ToolError(short.decode(errors="ignore")) from error.__cause__
 
 
-#: Tools that run a job, and those that only read.
-RUNNING = ("record", "dry_run")
+#: Tools that run a job or look into one that runs, and those that only read.
+RUNNING = ("record", "dry_run", "attach")
 READING = ("report", "suggest", "predict", "verify", "diff", "leaks", "explain", "details")
 
 

@@ -34,7 +34,6 @@ class Tools:
     """
 
     def __init__(self, access: Access) -> None:
-        """Takes what the caller may read."""
         self._access = access
 
     async def record(
@@ -164,6 +163,16 @@ class Tools:
         if not done.output.strip():
             raise ToolError(done.failure())
         return self._answer(done.output, done, {})
+
+    async def attach(self, context: Context, pid: int = 0) -> str:
+        """Show what is alive now in a running training process, which goes on unchanged; 0 lists such processes.
+
+        Args:
+            context: Carries progress to the client.
+            pid: The process, or a launcher, whose ranks are then shown.
+        """
+        words = ["--dump", str(pid)] if pid else ["--list"]
+        return await self._answered(context, ["attach", "--json", *words])
 
     async def details(self, answer: str, path: str = "", offset: int = 0) -> str:
         """Show a part of an earlier answer that was shortened.

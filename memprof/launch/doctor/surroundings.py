@@ -56,11 +56,7 @@ _OF_TESTS = ("MEMPROF_BROWSER_TESTS",)
 
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Lists the variables in force that change a job's memory.
-
-    Args:
-        environment: The environment that a job would have.
-    """
+    """Lists the variables in force that change a job's memory."""
     found = []
     for name in sorted(environment):
         meaning = MEANINGS.get(name) or next((text for start, text in _PREFIXES.items() if name.startswith(start)), "")

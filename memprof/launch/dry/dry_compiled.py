@@ -14,6 +14,7 @@ from memprof.analysis.plans.suggest import Suggestion
 from memprof.launch.dry.dry_outcome import DryOutcome
 from memprof.launch.dry.dry_steps import steps_at
 from memprof.launch.dry.job_server import DryRequest, DryRuns
+from memprof.launch.torch_versions import as_numbers
 from memprof.policies.base import Policy
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compile.policy import Compile
@@ -30,6 +31,8 @@ from memprof.replay.live import live_bytes, live_bytes_by_category
 from memprof.replay.time import product_kinds
 from memprof.trace.step import Step
 
+#: The first torch whose compiler can limit what fusion adds to a peak.
+_LIMITS_FUSION = (2, 15)
 #: Policies that can be combined with the compiler, as can moving the optimizer's state; others change what it compiles.
 _COMBINABLE = (Precision, ChunkedLoss, OptimizerPolicy)
 
@@ -78,10 +81,11 @@ def compiled_plans(
     """
     is_own = compiles_itself(found.basis.step)
     trial = _Trial(found, run, is_late, is_own=is_own)
+    is_gated = as_numbers(found.manifest.torch_version) >= _LIMITS_FUSION
     others: tuple[Policy, ...] = ()
     sets = list(_combinable(found, is_own=is_own))
     for others in [each for each in sets if trial.is_in_reach(each)] or sets:
-        if trial.descend(partial(_at_share, others), most):
+        if trial.descend(partial(_at_share, others), most) or (is_gated and trial.fits(_without_growth(others))):
             return trial.plans()
         if is_own and others and trial.has_fit:  # what remains is predicted to be slow
             break
@@ -93,6 +97,11 @@ def compiled_plans(
 
 def _at_share(others: tuple[Policy, ...], share: float) -> tuple[Policy, ...]:
     return (*others, Compile(activation_budget=share))
+
+
+def _without_growth(others: tuple[Policy, ...]) -> tuple[Policy, ...]:
+    """Returns a plan whose compiler fuses no kernels where that raises a graph's peak, and recomputes nothing."""
+    return (*others, Compile(fusion_gb=0.0))
 
 
 def _at_layers(others: tuple[Policy, ...], layers: tuple[str, ...], share: float) -> tuple[Policy, ...]:
@@ -145,6 +154,14 @@ class _Trial:
     def has_fit(self) -> bool:
         """Whether a plan fits."""
         return any(peak is not None and peak <= self._budget_bytes for peak in self._peaks.values())
+
+    def fits(self, policies: tuple[Policy, ...]) -> bool:
+        """Dry-runs the job under one more plan, if there is time; returns whether it fits."""
+        policies = Plan(policies).policies
+        if policies not in self._peaks and not self._is_late():
+            self._peaks[policies] = self._measured(policies)
+        peak = self._peaks.get(policies)
+        return peak is not None and peak <= self._budget_bytes
 
     def descend(self, plan: Callable[[float], tuple[Policy, ...]], most: int) -> bool:
         """Dry-runs the job at one share after the other, ``most`` times; returns whether it fits at the whole."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memprof.analysis.allocator.uncertainty import room_of
+from memprof.analysis.plans.host_budget import with_host
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import BadInputError, InconclusiveError
 from memprof.launch.dry.dry_job import find_recorded_device
@@ -89,6 +90,7 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
     found.recorded = measure(trace)
     trace = trace.rank_trace(found.recorded.rank)
     search_request = request.search_request(found.recorded.peak_bytes, room_of(trace))
+    search_request = with_host(search_request, trace, None, trace.manifest.machine.device_kind != "cpu")
     found.budget_bytes = search_request.budget_bytes
     found.least_bytes = found.recorded.peak_bytes
     if found.is_met:

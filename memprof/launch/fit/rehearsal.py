@@ -59,13 +59,11 @@ class Rehearsal:
         self._server: JobServer | None = None
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends what was started for the dry runs."""
         if self._server is not None:
             self._server.__exit__(kind, error, traceback)
 
@@ -82,9 +80,6 @@ class Rehearsal:
 
     def steps(self, suggestion: Suggestion) -> DrySteps:
         """Returns the steps under the policies that change kernels, to search again from.
-
-        Args:
-            suggestion: A search result.
 
         Raises:
             EndedError: A signal that asks the whole command to end arrived during a run.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.machines.host_limits import HostLimit, cgroup_limit, machine_memory
-from memprof.trace.files.spool import RAN_OUT
+from memprof.trace.files.spool import KILLED, RAN_OUT
 from memprof.units import format_bytes
 
 _PROC = Path("/proc")
@@ -37,28 +37,32 @@ class KillerWatch:
         return KillerWatch(_kills(_PROC, _CGROUPS), cgroup_limit() or machine_memory())
 
     def describe(self, spool: Path, returncode: int) -> str:
-        """Returns the message that the kernel OOM-killed the job, "" without evidence for it.
+        """Returns the message that the job was killed: by the kernel for lack of memory, or without evidence for that.
 
         Args:
             spool: The recording's spool folder, with the samples of the job's resident memory.
             returncode: The job's exit status; one that a shell or a launcher reports for SIGKILL counts too.
         """
-        if returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        now = _kills(_PROC, _CGROUPS)
+        has_killed = self.kills is not None and now is not None and now > self.kills
+        is_killed = returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        if not is_killed and not (has_killed and returncode):
             return ""
         # Imported only now: the parent stays small while the job may need the memory.
         from memprof.analysis.host.host_use import HostUse
         from memprof.trace.files.spool_folder import read_host
 
         use = HostUse(*read_host(spool / "host.jsonl"), {})
-        now = _kills(_PROC, _CGROUPS)
-        has_killed = self.kills is not None and now is not None and now > self.kills
         most = use.total_bytes or use.resident_bytes  # the kinds are unknown where the system reports none
         is_near = self.limit is not None and most >= _NEAR * self.limit.total_bytes
+        parts = use.list_parts()
         if not has_killed and not is_near:
-            return ""
+            held = f" Its processes held {format_bytes(most)} at most{parts and f': {parts}'}."
+            return f"{KILLED}, without a sign that memory had run out: no limit was near.{held}" if most else ""
         of_limit = f" of the {format_bytes(self.limit.total_bytes)} it may have" if self.limit is not None else ""
         sure = "the kernel killed the job" if has_killed else "the kernel probably killed the job"
-        parts = use.list_parts()
+        if not is_killed:
+            sure = "the kernel killed a process while the job ran, such as one of its workers"
         held = f"; its processes held {format_bytes(most)}{of_limit} at most{parts and f': {parts}'}" if most else ""
         grown = "".join(f" {growth.describe()}" for growth in use.growth)
         return f"{RAN_OUT} {sure} (SIGKILL){held}. Host memory ran out, not torch's allocator.{grown}"

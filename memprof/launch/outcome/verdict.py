@@ -53,7 +53,6 @@ class Verdict:
     growth: str = ""
 
     def __str__(self) -> str:
-        """Formats the verdict for the terminal."""
         others = (self.growth, self.sentence, self.comparison, self.budget_sentence)
         lines = [*self.post_mortem, *(line for line in others if line)]
         if self.next_command:
@@ -80,6 +79,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     """
     from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.allocator.uncertainty import describe_torch
+    from memprof.analysis.host.host_forecast import HostForecast
     from memprof.analysis.host.host_use import HostUse
     from memprof.analysis.leaks.leaks import growth_notice
     from memprof.analysis.out_of_memory.post_mortem import examine
@@ -88,12 +88,15 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.report.whole_loop import describe_loop
     from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
-    from memprof.trace.files.spool import COMPILED, DRY_RUN, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
+    from memprof.trace.files.spool import COMPILED, DRY_RUN, KILLED, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
     from memprof.trace.store import Trace
 
     trace = Trace.open(result.path)
-    of_host = " ".join(HostUse.of(trace).warnings())
-    ends = tuple(note for note in trace.manifest.notes if note.startswith(RAN_OUT))
+    use = HostUse.of(trace)
+    forecast = HostForecast.of(trace, use)
+    expected = "" if forecast is None else f"Host memory to expect: {forecast.headline}."
+    of_host = " ".join(filter(None, (expected, *(forecast or use).warnings())))
+    ends = tuple(note for note in trace.manifest.notes if note.startswith((RAN_OUT, KILLED)))
     compared = compare_ranks(trace) if len(trace.ranks) > 1 else None
     if compared is not None and compared.worst is not None:
         trace = trace.rank_trace(compared.worst)

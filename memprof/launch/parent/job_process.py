@@ -172,7 +172,6 @@ class GroupAnchor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends both."""
         os.close(self._life)
         os.waitpid(self._pid, 0)
 

@@ -19,6 +19,7 @@ from memprof.launch.parent.job_process import run_job
 from memprof.launch.parent.settings import Settings
 from memprof.launch.parent.target import Target
 from memprof.launch.torch_versions import describe_newer
+from memprof.trace.files.spool import RAN_OUT
 
 if TYPE_CHECKING:
     pass
@@ -158,7 +159,7 @@ def finish_recording(begun: Begun, returncode: int, signals: frozenset[int] = fr
         missed=tuple(missed),
         fault=fault,
         own_files=own_files,
-        was_killed=bool(killed),
+        was_killed=killed.startswith(RAN_OUT),
         signals=signals,
         warning=warning,
     )

@@ -74,7 +74,6 @@ class SignalRelay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stops the witness and restores the handlers."""
         os.close(self._witness_life)
         os.waitpid(self._witness, 0)
         signal.set_wakeup_fd(self._previous_wakeup)

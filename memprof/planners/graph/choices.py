@@ -25,7 +25,6 @@ class Choices:
     """
 
     def __init__(self, task: ScheduleRequest) -> None:
-        """Starts with the recorded step."""
         self._task = task
         self._best: tuple[float, int, int] | None = None
         self._runs: Ints | None = None

@@ -41,7 +41,6 @@ class Moves:
     link_bytes_per_us: float
 
     def __len__(self) -> int:
-        """Returns the number of moves."""
         return len(self.value)
 
 
@@ -57,7 +56,6 @@ class Reads:
     """The reads of a schedule by life."""
 
     def __init__(self, done: Replay) -> None:
-        """Sorts them."""
         self._step = len(done.runs) + 1
         self._key = np.append(np.sort(done.read_life * self._step + done.read_run), np.iinfo(np.int64).max)
 

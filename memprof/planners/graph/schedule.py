@@ -17,7 +17,7 @@ from memprof.planners.graph.moves import Moves, Replay, away_bytes, lives_at, ne
 from memprof.policies.rewrite.draft import Draft, find_spans
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops
-from memprof.trace.schema import NONE, Bools, Ints, Saved
+from memprof.trace.schema import NONE, Bools, Ints
 from memprof.trace.step import Step, rows_of
 
 
@@ -135,7 +135,14 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
     op_id = op_of_run[np.append(done.read_run, done.life_born[is_again])]
     draft.redirect_uses(storage[life], life_storage[life], op_id, op_id)
     made_by = np.where(is_again, op_of_run[done.life_born], NONE)
-    draft.saved = _still_saved(draft.saved, storage[life], op_id, life_storage[life], made_by[life])
+    # What is saved is in the storages that the backward operators read, and repeats save what they make.
+    saved = draft.saved
+    found = find_spans(saved.storage_id, saved.released_op_id, of=storage[life], first=op_id, last=op_id)
+    forward = np.append(made_by[life], NONE)[found]
+    draft.saved = saved.replace(
+        storage_id=np.where(found != NONE, np.append(life_storage[life], NONE)[found], saved.storage_id),
+        forward_op_id=np.where(forward != NONE, forward, saved.forward_op_id),
+    )
     draft.duration_us += done.extra_us
     scheduled = draft.build()
     if moves is None or not len(moves):
@@ -193,24 +200,6 @@ def _heads(graph: Graph, done: Replay) -> Ints:
     for life in np.flatnonzero(source != NONE):  # versions come after those whose memory they reuse
         head[life] = head[np.searchsorted(key, source[life] * (count + 1) + done.life_born[life]) - 1]
     return head
-
-
-def _still_saved(saved: Saved, of: Ints, op_id: Ints, to: Ints, made_by: Ints) -> Saved:
-    """Moves saved tensors to the storages that their backward operators read.
-
-    Args:
-        saved: What the recorded step saves.
-        of: Storages that operators read, shape ``(reads,)``.
-        op_id: The operators that read them.
-        to: What they read instead.
-        made_by: The repeat that makes that, and now saves it; NONE where a recorded operator made it.
-    """
-    found = find_spans(saved.storage_id, saved.released_op_id, of=of, first=op_id, last=op_id)
-    storage_id, forward = np.append(to, NONE)[found], np.append(made_by, NONE)[found]
-    return saved.replace(
-        storage_id=np.where(found != NONE, storage_id, saved.storage_id),
-        forward_op_id=np.where(forward != NONE, forward, saved.forward_op_id),
-    )
 
 
 def step_with_moves(step: Step, moves: Moves, storage_id: Ints, stall_us: float) -> Step:

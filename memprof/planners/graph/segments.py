@@ -33,18 +33,6 @@ class Segment:
     is_last: bool
 
 
-def cut_at(cuts: Cuts, chosen: Sequence[int]) -> list[Segment]:
-    """Cuts a round of forward on one level.
-
-    Args:
-        cuts: Where it can be cut.
-        chosen: The cuts to make, in order.
-    """
-    after = cuts.after_op[list(chosen)].tolist()
-    starts = [cuts.start_op, *(op_id + 1 for op_id in after)]
-    return [Segment(start, tuple(after[:place]), place == len(after)) for place, start in enumerate(starts)]
-
-
 def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
     """Cuts a round of forward into segments that save equally much for backward, recursively on several levels.
 
@@ -90,7 +78,6 @@ class SegmentSchedules:
     """Builds schedules of one graph from segments, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
-        """Prepares a graph."""
         self._readers = Readers(graph)
         self._maker, self._last_read = self._readers.maker, self._readers.last_read
         self._can_repeat = graph.can_repeat.tolist()

@@ -25,7 +25,6 @@ class Readers:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Builds the tables."""
         self.ops = graph.ops
         self.reads = graph.reads_by_op()
         self.made = graph.values_by_op()
@@ -45,7 +44,6 @@ class Writer:
     """
 
     def __init__(self, readers: Readers) -> None:
-        """Starts before the first operator."""
         self.runs: list[int] = []
         self.is_alive = [False] * len(readers.maker)
         self._reads, self._made = readers.reads, readers.made
@@ -61,10 +59,6 @@ class Writer:
 
     def supply(self, op_id: int, most_runs: int = sys.maxsize) -> list[int]:
         """Recomputes an operator's missing inputs, recursively, but does not run the operator itself.
-
-        Args:
-            op_id: The operator.
-            most_runs: Schedule length at which to abort.
 
         Returns:
             The recomputed values.
@@ -116,7 +110,6 @@ class Demand:
     """Builds schedules of one graph, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
-        """Prepares a graph."""
         self._readers = Readers(graph)
         self._can_repeat = graph.can_repeat.tolist()
         # Droppable values, by the operator after which they are dropped.
@@ -151,7 +144,6 @@ class Walk:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Starts before the first operator of a step."""
         self._readers = Readers(graph)
         self._writer = Writer(self._readers)
         self._next = 0

@@ -12,7 +12,7 @@ from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.graph import Graph
 from memprof.planners.graph.schedule import replay
-from memprof.planners.graph.segments import Cuts, Segment, SegmentSchedules, cut_at, cut_evenly, cut_points, narrow_cuts
+from memprof.planners.graph.segments import Cuts, Segment, SegmentSchedules, cut_evenly, cut_points, narrow_cuts
 from memprof.units import format_bytes
 
 #: Maximum schedule length, as a multiple of the step's operators; cuts that do not separate a graph exceed it.
@@ -109,7 +109,9 @@ def scan(cuts: Cuts, most_bytes: float, share: float = 1.0) -> list[Segment]:
         if since_cut > most_bytes:
             chosen.append(place)
             since_cut = 0
-    return cut_at(cuts, chosen[: math.ceil(len(chosen) * share)])
+    after = cuts.after_op[chosen[: math.ceil(len(chosen) * share)]].tolist()
+    starts = [cuts.start_op, *(op_id + 1 for op_id in after)]
+    return [Segment(start, tuple(after[:place]), place == len(after)) for place, start in enumerate(starts)]
 
 
 def _around_root(intervals: int) -> list[int]:

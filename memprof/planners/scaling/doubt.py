@@ -38,10 +38,6 @@ def size_errors(sized: SizedStep, size: int) -> tuple[float, float]:
     Cross-validation: each recorded size is predicted from the others in turn, where enough are left; the largest error
     counts both ways. What no fit matches counts upwards, at its upper bound. Between and beyond the recorded sizes
     errors are at least those seen on other jobs (``SEEN``), which is all that is known of a single recorded size.
-
-    Args:
-        sized: The step at any size.
-        size: The size.
     """
     if size in sized.sizes:
         return 0.0, 0.0

@@ -67,10 +67,6 @@ def find_samples(runs: Sequence[Sequence[Step]], *, advice: str) -> Samples:
     only are used: others, such as an evaluation or a smaller last batch, are left out. Dimensions that grow together (a
     target that is one longer, a flattened batch and length) are one size.
 
-    Args:
-        runs: The steps of each recording.
-        advice: A sentence on what to do if the size cannot be determined.
-
     Raises:
         InconclusiveError: They do not differ in size, or differ in more than one.
     """

@@ -224,10 +224,6 @@ def shorter(effects: Effects, chosen: Ints) -> Iterator[Ints]:
 def in_order(effects: Effects, chosen: Ints) -> Ints:
     """Permutes the choices of repeated modules so that like ones are consecutive, those that free most first.
 
-    Args:
-        effects: The effects.
-        chosen: The chosen columns.
-
     Returns:
         As many columns; the same ones where the modules are not alike.
     """

@@ -86,6 +86,7 @@ def explore(
         needed=needed,
         dry_steps=dry_steps,
         most_host_bytes=search_request.most_host_bytes,
+        counts_host=search_request.is_unified,
         impossible=search_request.impossible,
         reserved=reserved if search_request.counts_reserved and not search_request.is_rough else None,
         counted_bytes=search_request.budget_bytes,

@@ -20,12 +20,6 @@ class PlanQueue:
     """
 
     def __init__(self, first: SearchResult, search: Callable[[SearchRequest], SearchResult]) -> None:
-        """Starts with the plans of a search.
-
-        Args:
-            first: The search result for the budget.
-            search: Searches for more plans.
-        """
         self._request = first.search_request
         self._searched = {first.search_request}
         self._search = search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from memprof.machines.budget import Room, no_room
+from memprof.machines.budget import HostBudget, Room, no_room
 from memprof.planners.search.candidate import Candidate, SeenErrors
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import Refusals
@@ -24,7 +24,13 @@ class SearchRequest:
         time_limit_s: Time after which the search stops with its best result.
         planner: Planner whose schedule determines the modules that run again; ``auto`` uses its own search.
         link_bytes_per_us: Bandwidth to the swap target, for planners that offload.
-        most_host_bytes: Most bytes of pinned host memory that copies may take; None for any.
+        most_host_bytes: Most bytes of pinned host memory that copies may take; None for any. Below 0 where the job
+            itself takes more than the host has.
+        host: The host's budget as given.
+        host_used_bytes: Host memory of the job itself, of all its processes; 0 where unknown or without a limit.
+        host_limit: The limit that counts, with its bytes, in words; "" without one.
+        is_unified: Whether ``budget_bytes`` is for a plan's copies on the host, too; the job's own host memory is
+            already taken off.
         counts_reserved: Whether the budget is a device's memory, in which what the allocator reserves must fit.
         room_bytes: What that budget leaves free of the device, for what the job may take beyond its tensors.
         measured: Plans that were run already, such as compiled ones, whose effect can only be measured.
@@ -45,6 +51,10 @@ class SearchRequest:
     planner: str = "auto"
     link_bytes_per_us: float = 0.0
     most_host_bytes: int | None = None
+    host: HostBudget = field(default_factory=HostBudget)
+    host_used_bytes: int = 0
+    host_limit: str = ""
+    is_unified: bool = False
     counts_reserved: bool = False
     room_bytes: int = 0
     measured: tuple[tuple[Policy, ...], ...] = ()
@@ -57,7 +67,8 @@ class SearchRequest:
     def needed(self, one: Candidate) -> int:
         """Returns the bytes a plan needs: the upper end of its interval, unless plans are checked, or more reserved."""
         predicted = one.peak_bytes if self.is_checked else one.interval.most_bytes
-        return max(predicted + self.learned.expected(one.policies), one.reserved_bytes)
+        on_host = one.host_bytes if self.is_unified else 0
+        return max(predicted + self.learned.expected(one.policies), one.reserved_bytes) + on_host
 
 
 @dataclass(frozen=True)

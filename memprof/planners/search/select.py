@@ -149,9 +149,6 @@ class Selection:
         """Tries combinations that are slower than the best plan with parts of their policies, such as of the state.
 
         The smallest part has to be faster than the best plan so far.
-
-        Args:
-            frames: The combinations.
         """
         for frame in frames:
             for policy in frame:

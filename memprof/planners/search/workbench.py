@@ -42,6 +42,7 @@ class Workbench:
         needed: Returns the bytes a plan needs.
         dry_steps: Steps from dry runs, which stand for predicted ones.
         most_host_bytes: Most bytes of pinned host memory that a plan may take; None for any.
+        counts_host: Whether to count these bytes in any case.
         impossible: Why policies that change kernels cannot be applied; no plan that has all of one entry is tried.
         reserved: Returns what the allocator reserves for plans whose peak is about ``counted_bytes`` or less.
         counted_bytes: The budget in which reserved bytes must fit.
@@ -57,6 +58,7 @@ class Workbench:
     needed: Callable[[Candidate], int] = lambda one: one.interval.most_bytes
     dry_steps: DrySteps = field(default_factory=dict)
     most_host_bytes: int | None = None
+    counts_host: bool = False
     impossible: Refusals = field(default_factory=dict)
     reserved: ReservedBytes | None = None
     counted_bytes: int = 0
@@ -94,7 +96,8 @@ class Workbench:
             require_predictable(key)
             steps = self.steps_under(key)
             fullest = self.steps_under(key, at_most=True) if any(policy.guesses for policy in key) else steps
-            host = 0 if self.most_host_bytes is None else host_bytes_under(key, self.steps_under)
+            is_counted = self.counts_host or self.most_host_bytes is not None
+            host = host_bytes_under(key, self.steps_under) if is_counted else 0
         except PolicyError as error:
             self.refused[key] = str(error)
             return None
@@ -128,10 +131,6 @@ class Workbench:
 
     def steps_under(self, policies: tuple[Policy, ...], *, at_most: bool = False) -> tuple[Step, ...]:
         """Returns the steps under a plan, the one it is chosen on first.
-
-        Args:
-            policies: The plan's, in their order.
-            at_most: Assume the maximum for what is not recorded.
 
         Raises:
             PolicyError: A policy does not apply to ``step``.

@@ -14,12 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
-from memprof.policies.accumulate.policy import NOT_A_MEAN, Accumulate
+from memprof.policies.accumulate.policy import HOOKS, NOT_A_MEAN, Accumulate
 from memprof.policies.accumulate.round import Round
 from memprof.policies.accumulate.split import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
-from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, refuse_hooks, require_backward
+from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, require_backward
 from memprof.policies.runtime.job import Job
 from memprof.policies.runtime.replaced import cell_of_body, replace, until_gone
+from memprof.recorder.steps.usages import has_gradient_hooks
 
 _SCALER = torch.amp.GradScaler
 
@@ -38,7 +39,8 @@ def apply(job: Job, policy: Accumulate) -> None:
     job.require_optimizer("accumulate")
     for each in job.optimizers:
         refuse_many_evaluations(each)
-    refuse_hooks(job.model.parameters())
+    if any(map(has_gradient_hooks, job.model.parameters())):
+        raise PolicyError(HOOKS)
     shared = _in_force[0] if _in_force else _begin(policy)
     if shared.micro_batches != policy.micro_batches:
         raise PolicyError(

@@ -91,9 +91,6 @@ def repeats_by_batch(step: Step) -> bool:
     such numbers, computed from inputs and parameters. Values that are read and only printed, after the last call of
     each module, and counts of elements do not matter.
 
-    Args:
-        step: A training step.
-
     Raises:
         PolicyError: No input shows the batch size.
     """
@@ -166,9 +163,6 @@ def compares_samples(step: Step) -> bool:
     Such a value lies in a matrix with a row and a column per sample (or per view of it), the product of two computed
     matrices, at least one of them from the batch. Split into micro-batches, such a loss has fewer pairs and is a
     different objective.
-
-    Args:
-        step: A training step.
 
     Raises:
         PolicyError: No input shows the batch size.

@@ -178,7 +178,6 @@ class Gates:
         current.on_next(self._catch_up)
 
     def __iter__(self) -> Iterator[OptimizerGate]:
-        """Yields the gates."""
         return iter(list(self._gates.values()))
 
     def of(self, optimizer: Any) -> OptimizerGate | None:

@@ -57,7 +57,6 @@ class Round:
     """
 
     def __init__(self, micro_batches: int) -> None:
-        """Starts before the first batch."""
         self.micro_batches = micro_batches
         self.number, self.count, self.weight = 0, 1, 1.0
         self.handed = self.split = self.backwards = 0

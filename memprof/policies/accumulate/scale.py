@@ -173,17 +173,6 @@ def is_depthwise(weight: Sequence[int]) -> bool:
     return len(weight) > 2 and weight[1] == 1 and weight[0] > 1
 
 
-def has_copies(weight: Sequence[int], workspace: int, copies: int = COPIES) -> bool:
-    """Returns whether the backward of a depthwise convolution in float32 took this kernel.
-
-    Args:
-        weight: Shape of the weight.
-        workspace: Its workspace: the copies, another layout of the weight, and the bias.
-        copies: Number of copies.
-    """
-    return is_depthwise(weight) and workspace - 4 * (copies + 1) * int(np.prod(weight)) in (0, 4 * weight[0])
-
-
 def fixed_workspaces(step: Step) -> Bools:
     """Marks the operators whose workspace is that of this kernel, which does not depend on the batch, ``(ops,)``."""
     ops, uses, shapes = step.ops, step.uses, step.storages.shape
@@ -198,9 +187,12 @@ def fixed_workspaces(step: Step) -> Bools:
 def _is_fixed(weight: Sequence[int], workspace: int) -> bool:
     if not is_depthwise(weight):
         return False
-    channels = workspace - _casts_of_copies(int(np.prod(weight)))
+    elements = int(np.prod(weight))
+    channels = workspace - _casts_of_copies(elements)
     is_short = channels > 0 and channels % (CHANNEL_BYTES * weight[0]) == 0
-    return is_short or any(has_copies(weight, workspace, copies) for copies in (COPIES, FEWER_COPIES))
+    # In float32: the copies, another layout of the weight, and the bias.
+    others = [workspace - 4 * (copies + 1) * elements for copies in (COPIES, FEWER_COPIES)]
+    return is_short or any(other in (0, 4 * weight[0]) for other in others)
 
 
 def _casts_of_copies(elements: int) -> int:

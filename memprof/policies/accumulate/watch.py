@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.policy import BY_HAND, CHANGED, HOOKS, NOT_A_MEAN
+from memprof.policies.accumulate.policy import BY_HAND, CHANGED, NOT_A_MEAN
 from memprof.policies.accumulate.round import Round
 from memprof.policies.runtime.replaced import OWN_TYPES, replace
-from memprof.recorder.steps.usages import has_gradient_hooks
 
 
 class Gradients:
     """The gradients of a job's parameters as backward left them, to detect changes before step()."""
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]], current: Round) -> None:
-        """Starts empty."""
         self._parameters = parameters
         self._round = current
         self._left: dict[int, tuple[int, int]] = {}
@@ -47,17 +45,6 @@ class Gradients:
             for parameter in self._parameters()
             if parameter.is_leaf and (gradient := parameter.grad) is not None and type(gradient) in OWN_TYPES
         }
-
-
-def refuse_hooks(parameters: Iterable[torch.Tensor]) -> None:
-    """Rejects user hooks that run whenever a gradient is accumulated.
-
-    Raises:
-        PolicyError: There is one.
-    """
-    for parameter in parameters:
-        if has_gradient_hooks(parameter):
-            raise PolicyError(HOOKS)
 
 
 def refuse_gradients_of_gradients(undo: ExitStack, current: Round) -> None:

@@ -22,10 +22,6 @@ def kept_sets(step: Step, call: range) -> list[tuple[str, ...]]:
     Each set contains the one before it: operators are added by the time they take for each byte of their outputs, which
     solves the knapsack problem of what to keep up to its last operator (Dantzig 1957). Left out are operators that
     cannot be kept (in-place and random ones), and those that would not run again anyway.
-
-    Args:
-        step: The recorded step.
-        call: The operators of one call of the module.
     """
     ops = np.arange(call.start, call.stop)
     ops = ops[may_be_kept(step, ops)]

@@ -124,9 +124,6 @@ def split(count: int, segments: int) -> list[tuple[int, int]]:
 def longest_sequence(candidates: Sequence[tuple[str, int]]) -> str:
     """Returns the nn.Sequential with most modules, the first of several.
 
-    Args:
-        candidates: Name and number of modules of each nn.Sequential.
-
     Raises:
         PolicyError: There is none.
     """

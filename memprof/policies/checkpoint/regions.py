@@ -39,7 +39,6 @@ class Regions:
     innermost: Ints
 
     def __len__(self) -> int:
-        """Returns the number of regions."""
         return len(self.first)
 
     def made_in(self, region: Ints, created_op_id: Ints) -> Ints:

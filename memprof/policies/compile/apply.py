@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.errors import PolicyError
+from memprof.policies.compile.policy import FUSION
 from memprof.policies.plan.patterns import match_modules, outermost
 from memprof.policies.runtime.job_traits import find_compiled
 from memprof.policies.runtime.replaced import is_dry_run
@@ -32,9 +33,9 @@ def apply(job: Job, policy: Compile) -> None:
     compiler = os.environ.get("CXX") or "g++"
     if job.device.type == "cpu" and not is_dry_run() and not (shutil.which(compiler) or shutil.which("clang++")):
         raise PolicyError("torch.compile needs a C++ compiler on the CPU, and none was found; install g++.")
-    backend = _backend(policy.activation_budget)
-    if names == [""] and policy.activation_budget < 1:
-        _limit_own_regions(job, policy.activation_budget)
+    backend = _backend(policy)
+    if names == [""]:
+        _limit_own_regions(job, policy)
     if names == [""] and find_compiled(job) is not None:
         job.notes.append("The job compiles its model itself; its compiled regions stay, under the activation budget.")
         return
@@ -46,30 +47,47 @@ def apply(job: Job, policy: Compile) -> None:
     )
 
 
-def _limit_own_regions(job: Job, budget: float) -> None:
-    """Sets the budget of what the job compiles itself."""
-    import torch._functorch.config as settings
+def _limit_own_regions(job: Job, policy: Compile) -> None:
+    """Sets the budget, and the limit of fusion, of what the job compiles itself."""
+    from torch._functorch import config as tracing
+    from torch._inductor import config as inductor
 
-    before = settings.activation_memory_budget
-    settings.activation_memory_budget = budget
-    job.on_undo(lambda: setattr(settings, "activation_memory_budget", before))
+    def limit(settings: Any, name: str, value: float) -> None:
+        before = getattr(settings, name)
+        setattr(settings, name, value)
+        job.on_undo(lambda: setattr(settings, name, before))
+
+    if policy.activation_budget < 1:
+        limit(tracing, "activation_memory_budget", policy.activation_budget)
+    if policy.fusion_gb >= 0:
+        limit(inductor, FUSION, policy.fusion_gb)
 
 
-def _backend(budget: float) -> Callable[..., Any]:
-    """Returns torch's compiler under a budget: a new one each time, for code compiled by another is not used again.
+def _backend(policy: Compile) -> Callable[..., Any]:
+    """Returns torch's compiler under a policy: a new one each time, for code compiled by another is not used again.
 
     Raises:
-        PolicyError: This torch does not support such a budget.
+        PolicyError: This torch does not support such a budget, or limit.
     """
     import torch._functorch.config as settings
     from torch._inductor import compile_fx as compiler
+    from torch._inductor import config
 
     if not hasattr(settings, "activation_memory_budget"):
         raise PolicyError("activation_memory_budget requires torch 2.4 or newer.")
 
+    options = {}
+    if policy.fusion_gb >= 0:
+        if not hasattr(config, FUSION):
+            raise PolicyError(
+                f"compile: torch limits fusion by the peak from 2.15 on, and this is {torch.__version__}; leave out "
+                "fusion_gb (fusion=)."
+            )
+        options[FUSION] = policy.fusion_gb
+
     def compile_under_budget(graph: Any, inputs: Any) -> Any:
         # What is kept for backward is settled while forward is compiled.
-        with settings.patch(activation_memory_budget=budget):
-            return compiler.compile_fx(graph, inputs)  # looked up late: a dry run replaces it
+        with settings.patch(activation_memory_budget=policy.activation_budget):
+            return compiler.compile_fx(graph, inputs, config_patches=options)  # looked up late: a dry run replaces it
 
     return compile_under_budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from memprof.trace.step import Step
 
 
+#: Inductor's limit, in GiB, of what fused kernels may add to a graph's peak; from torch 2.15 on.
+FUSION = "fusion_memory_timeline_peak_memory_increase_gb"
+#: Begins the limit of fusion in the policy's flag.
+_FUSION = "fusion="
+
+
 @dataclass(frozen=True)
 class Compile(Policy):
     """Compiles chosen modules, with a budget for the activations they save.
@@ -26,6 +33,7 @@ class Compile(Policy):
     Attributes:
         modules: Patterns of the modules to compile; "" is the whole model.
         activation_budget: Fraction of the saved bytes of its default plan that the compiler may keep, 0 to 1.
+        fusion_gb: GiB by which fused kernels may raise a graph's peak; below 0 for torch's default, no limit.
         measured: Path of a recording made under the whole plan, "" without one.
     """
 
@@ -38,7 +46,7 @@ class Compile(Policy):
     }
     flag_help: ClassVar[str] = (
         "Compile matching modules, comma separated ('.' is the whole model); append @ and a share from 0 to 1 to set "
-        "an activation budget."
+        "an activation budget; add fusion=0 to fuse no kernels that raise the peak (torch 2.15)."
     )
     flag_example: ClassVar[str] = "'layers.*@0.5'"
     numerics: ClassVar[str] = "rounding"
@@ -48,6 +56,7 @@ class Compile(Policy):
 
     modules: tuple[str, ...] = ("",)
     activation_budget: float = 1.0
+    fusion_gb: float = -1.0
     measured: str = ""
 
     def __post_init__(self) -> None:
@@ -57,6 +66,14 @@ class Compile(Policy):
         budget = self.activation_budget
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
             raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.")
+        limit = self.fusion_gb
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+            raise PolicyError(f"compile: invalid fusion_gb {limit!r}; write GiB, such as 0.5, or 0.")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it leaves to torch what is kept for backward, and which kernels are fused."""
+        return self.activation_budget == 1 and self.fusion_gb < 0
 
     def refusal_within(self, plan: Sequence[Policy]) -> str:
         """Returns that the measured run is one of other policies, where it is."""
@@ -73,18 +90,25 @@ class Compile(Policy):
 
     @classmethod
     def from_flag(cls, text: str) -> Self:
-        """Reads ``layers.*@0.5``.
+        """Reads ``layers.*@0.5`` or ``layers.*@0.5,fusion=0``.
 
         Raises:
-            PolicyError: What follows the @ is no number from 0 to 1.
+            PolicyError: What follows the @ is no number from 0 to 1, or what follows fusion= is none of 0 or more.
         """
+        text, limits, limit = text.partition(f",{_FUSION}")
+        try:
+            fusion = float(limit) if limits else -1.0
+        except ValueError:
+            fusion = -1.0
+        if limits and fusion < 0:
+            raise PolicyError(f"compile: invalid limit {limit!r} of fusion; write GiB, such as ',fusion=0'.")
         patterns, has_budget, budget = text.partition("@")
         try:
             share = float(budget) if has_budget else 1.0
         except ValueError:
             raise PolicyError(f"compile: invalid activation budget {budget!r}; write a share from 0 to 1.") from None
         modules = tuple(part.strip() for part in patterns.split(",") if part.strip())
-        return cls(tuple("" if part == "." else part for part in modules) or ("",), share)
+        return cls(tuple("" if part == "." else part for part in modules) or ("",), share, fusion)
 
     def changes(self, step: Step) -> tuple[str, ...]:
         """Returns that compiled dropout draws its own random numbers."""
@@ -95,7 +119,12 @@ class Compile(Policy):
     def describe(self) -> str:
         """Returns a short description: ``compile layers.* at 0.5``."""
         names = condensed(self.modules)
-        return f"compile {names}" + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")
+        limit = f", fusion {'without' if not self.fusion_gb else f'up to {self.fusion_gb:g} GiB of'} growth of the peak"
+        return (
+            f"compile {names}"
+            + (f" at {self.activation_budget:g}" if self.activation_budget < 1 else "")
+            + (limit if self.fusion_gb >= 0 else "")
+        )
 
 
 def _before_compiling(policies: Sequence[Policy]) -> tuple[Policy, ...]:

@@ -26,6 +26,7 @@ def transform(step: Step, policy: Compile) -> Step:
     if not policy.measured:
         patterns = ",".join(name or "." for name in policy.modules)
         budget = f"@{policy.activation_budget:g}" if policy.activation_budget < 1 else ""
+        budget += f",fusion={policy.fusion_gb:g}" if policy.fusion_gb >= 0 else ""
         raise PolicyError(
             "what torch.compile keeps for backward cannot be predicted: use memprof suggest --compile, which "
             f"dry-runs the job compiled, or run `memprof record --compile '{patterns}{budget}' train.py` with the "

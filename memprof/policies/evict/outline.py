@@ -119,12 +119,7 @@ class Outline:
 
 
 def outline_of(step: Step, units: Units) -> Outline:
-    """Returns the outline of a recorded step.
-
-    Args:
-        step: The step.
-        units: Its storages as the runtime treats them.
-    """
+    """Returns the outline of a recorded step."""
     ops, storages, total = step.ops, step.storages, len(step.ops)
     chosen = np.flatnonzero(units.may_go)
     created, freed = storages.created_op_id[chosen], storages.freed_op_id[chosen]

@@ -26,7 +26,6 @@ class Classes:
     """
 
     def __init__(self) -> None:
-        """Starts without classes."""
         self._joined_to: list[int] = []
         self._amount: list[float] = []
         self._total: list[float] = []

@@ -38,13 +38,7 @@ class InBackward:
     """
 
     def __init__(self, job: Job, updates: list[Updates], kind: type[Updates]) -> None:
-        """Registers the existing optimizers.
-
-        Args:
-            job: The job.
-            updates: Updates of each optimizer.
-            kind: Update class for optimizers created later.
-        """
+        """Registers the existing optimizers."""
         self._job = job
         self._kind = kind
         self._known: dict[int, Updates] = {id(one.optimizer): one for one in updates}

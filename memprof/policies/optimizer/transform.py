@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.host_bytes import moved_state
 from memprof.policies.optimizer.policy import IN_HOST_MEMORY, refuse_optimizers
 from memprof.policies.optimizer.single_updates import (
     CALL_US,
@@ -19,6 +18,8 @@ from memprof.policies.optimizer.single_updates import (
 )
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
+from memprof.replay.rounding import rounded_when_pinned
+from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     if singly and not (step.optimizers and all(each.has_form("loop") for each in step.optimizers)):
         single_updates(step)  # raises where updates depend on each other, as torch's own do not
     form = "fused" if policy.state == "8bit" else policy.loop or recorded
-    allocated, workspace, state = storages.allocated_bytes.copy(), step.ops.workspace_bytes.copy(), moved_state(step)
+    allocated, workspace, state = storages.allocated_bytes.copy(), step.ops.workspace_bytes.copy(), _moved_state(step)
     made = (storages.category == "temporary") & np.append(is_update, False)[storages.created_op_id]
     spent = sum_during(storages.take(made), len(is_update)).max()
     numbers = {"fused": 0.0, "foreach": 1.0, "loop": 2.0}[form]
@@ -66,3 +67,15 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
     draft.storages = draft.storages.replace(allocated_bytes=allocated)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
     return draft.build()
+
+
+def host_bytes(step: Step, policy: OptimizerPolicy) -> int:
+    """Returns the pinned bytes of the state that a policy keeps in host memory; nothing else of it matters."""
+    sizes = step.storages.requested_bytes[_moved_state(step)]
+    return int(rounded_when_pinned(sizes, step.allocator_settings).sum())
+
+
+def _moved_state(step: Step) -> Bools:
+    """Returns which storages are optimizer state, but for single numbers such as counts of steps, ``(storages,)``."""
+    found: Bools = (step.storages.category == "optimizer_state") & (step.storages.shape != "")
+    return found

@@ -38,7 +38,6 @@ class Updates:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stores the optimizer; changes nothing."""
         self.optimizer = optimizer
         self.before: Callable[[torch.optim.Optimizer], None] | None = None
         self._stepping = optimizer
@@ -198,11 +197,6 @@ _in_force: PerOptimizer[Updates] = PerOptimizer()
 
 def updates_of(job: Job, optimizer: torch.optim.Optimizer, kind: type[Updates]) -> Updates:
     """Returns an optimizer's updates, prepared; those that the job of another model has made, if any.
-
-    Args:
-        job: The job.
-        optimizer: The optimizer.
-        kind: The class of new ones.
 
     Raises:
         PolicyError: The optimizer does not support them.

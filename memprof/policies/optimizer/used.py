@@ -114,7 +114,6 @@ class UsedState:
     """
 
     def __init__(self, state: Any) -> None:
-        """Stores the state."""
         self.real = state
 
     @staticmethod
@@ -155,16 +154,12 @@ class StepSettings:
     """The changes of one step, not yet in effect."""
 
     def __init__(self) -> None:
-        """Starts without changes."""
         #: By the dictionary's id.
         self._changes: dict[int, _Changes] = {}
 
     @contextmanager
     def unchanged(self, values: dict[str, Any]) -> Iterator[None]:
         """Restores a dictionary after one update; what that has changed takes effect in ``end_round``.
-
-        Args:
-            values: A group, or the attributes of an optimizer.
 
         Raises:
             PolicyError: The update of another parameter in the same step has changed it to something else.

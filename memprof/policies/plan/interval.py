@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,11 @@ def interval_of(
         fullest: The same under worst-case assumptions for data missing from the recording, if the caller has them.
         dry_steps: Steps from dry runs, from which the predicted ones were made: what they hold has no error.
     """
-    fullest = _fullest_steps(policies, recorded, predicted, dry_steps) if fullest is None else fullest
+    if fullest is None:
+        fullest = tuple(predicted)
+        if any(policy.guesses for policy in policies):
+            with suppress(PolicyError):  # one does not support such assumptions
+                fullest = steps_under(policies, recorded, dry_steps, at_most=True)
     modelled = split_dry_run(policies, recorded, dry_steps)[1]
     errors = [policy.errors(recorded) for policy in modelled]
     errors.append(recorded[0].size_errors)
@@ -109,25 +114,6 @@ def _idle_bytes(step: Step) -> int:
     return int(storages.allocated_bytes[is_idle].sum())
 
 
-def _fullest_steps(
-    policies: Sequence[Policy], recorded: Sequence[Step], predicted: Sequence[Step], dry_steps: DrySteps
-) -> tuple[Step, ...]:
-    """Returns the steps under a plan, with worst-case assumptions for data missing from the recording.
-
-    Args:
-        policies: The plan.
-        recorded: The steps as recorded.
-        predicted: The same under the plan; returned if no policy has such assumptions, or one does not support them.
-        dry_steps: Steps from dry runs.
-    """
-    if not any(policy.guesses for policy in policies):
-        return tuple(predicted)
-    try:
-        return steps_under(policies, recorded, dry_steps, at_most=True)
-    except PolicyError:
-        return tuple(predicted)
-
-
 def _peak(steps: Sequence[Step], share: float) -> int:
     """Returns the highest peak if every step allocates more than predicted by a fraction."""
     peaks = []
@@ -162,11 +148,6 @@ def time_interval_of(policies: Sequence[Policy], step: Step, predicted_us: float
 
     The policies' errors on other jobs (``Policy.time_errors_seen``) are taken as independent: over a plan, their
     squares add up.
-
-    Args:
-        policies: The plan.
-        step: The recorded step.
-        predicted_us: Its step time under the plan.
 
     Returns:
         The bounds; None if the plan has no policies, the step runs on a GPU, or a policy has no measured errors.

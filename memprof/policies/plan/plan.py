@@ -157,9 +157,6 @@ class Plan:
 def require_composable(policies: Sequence[Policy]) -> None:
     """Checks that no policy of a plan undoes what another needs.
 
-    Args:
-        policies: The policies of a plan, in their order.
-
     Raises:
         PolicyError: Two do; the message names both.
     """
@@ -171,9 +168,6 @@ def require_composable(policies: Sequence[Policy]) -> None:
 def require_predictable(policies: Sequence[Policy]) -> None:
     """Checks that a plan can be applied, and that each policy can be predicted together with the others.
 
-    Args:
-        policies: The policies of a plan, in their order.
-
     Raises:
         PolicyError: Two contradict each other, or one was measured under another plan.
     """
@@ -184,11 +178,7 @@ def require_predictable(policies: Sequence[Policy]) -> None:
 
 
 def contradiction(policies: Sequence[Policy]) -> str:
-    """Returns why policies cannot be combined on any model, a sentence that names two of them; "" where they can.
-
-    Args:
-        policies: The policies of a plan, in their order.
-    """
+    """Returns why policies cannot be combined on any model, a sentence that names two of them; "" where they can."""
     return next(filter(None, itertools.starmap(_of_pair, itertools.combinations(policies, 2))), "")
 
 
@@ -233,11 +223,6 @@ def plan_for(plan: Plan, model_type: str, names: Iterable[str]) -> Plan:
     """Translates a plan's module patterns to the model's own names.
 
     In a recording of several models, the name of a module begins with its model's type.
-
-    Args:
-        plan: A plan with patterns from a recording.
-        model_type: Type of the model.
-        names: Qualified names of its modules.
 
     Raises:
         PolicyError: A pattern matches no module of this model.

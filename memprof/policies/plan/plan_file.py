@@ -58,10 +58,6 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 def parse_plan(text: str, name: str = "the plan") -> Plan:
     """Reads a plan from its text.
 
-    Args:
-        text: The TOML.
-        name: Its name in error messages.
-
     Raises:
         BadInputError: It is not TOML, too long, or nests too deeply.
         PolicyError: A table, a key or a value in it is invalid.

@@ -144,12 +144,7 @@ def phase_peaks(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def input_shapes(step: Step, phases: Iterable[str] = ("forward",)) -> tuple[str, ...]:
-    """Returns the distinct shapes of the inputs that a step reads; of all inputs where uses were not recorded.
-
-    Args:
-        step: The step.
-        phases: The phases in which they are read.
-    """
+    """Returns the distinct shapes of the inputs that a step reads; of all inputs where uses were not recorded."""
     storages, uses = step.storages, step.uses
     is_input = (storages.category == "input") & (storages.shape != "")
     if len(uses):

@@ -117,27 +117,16 @@ def transform_all(policy: Policy, steps: Sequence[Step], *, at_most: bool = Fals
     lead, *others = steps
     transform = policy.transform_at_most if at_most else policy.transform
     made = transform(lead)
-    return (made, *(transform_beside(transform, step, lead, made) for step in others))
-
-
-def transform_beside(transform: Callable[[Step], Step], step: Step, lead: Step, made: Step) -> Step:
-    """Rewrites a step that is not the one a plan was chosen on.
-
-    A policy that does not apply to it leaves it unchanged, like a loss on logits that are small in this step, or
-    checkpointing in a step that only evaluates: in a real run it would not change it either. If the step does not
-    train, gradients and optimizer state that the policy frees after an update are absent in it too.
-
-    Args:
-        transform: The policy's.
-        step: Another step of the same job.
-        lead: The step that the plan was chosen on, before the policy.
-        made: That step under the policy.
-    """
-    try:
-        return transform(step)
-    except PolicyError:
-        trains = np.isin(step.ops.phase, ("backward", "optimizer")).any()
-        return step if trains else _without(step, _bytes_at_end(lead) - _bytes_at_end(made))
+    steps_made = [made]
+    for step in others:
+        try:
+            steps_made.append(transform(step))
+        except PolicyError:
+            # It leaves the step unchanged, as in a real run: a loss on logits that are small in it, or checkpointing in
+            # a step that only evaluates, which also lacks the state that the policy frees after an update.
+            trains = np.isin(step.ops.phase, ("backward", "optimizer")).any()
+            steps_made.append(step if trains else _without(step, _bytes_at_end(lead) - _bytes_at_end(made)))
+    return tuple(steps_made)
 
 
 def _bytes_at_end(step: Step) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

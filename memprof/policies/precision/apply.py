@@ -17,7 +17,6 @@ from memprof.errors import PolicyError
 from memprof.policies.precision.policy import LBFGS, NO_BF16
 from memprof.policies.precision.pure import shorten_weights
 from memprof.policies.precision.scaling import LossScaling
-from memprof.policies.precision.transform import require_recurrent
 from memprof.policies.runtime.job_traits import OwnReruns
 from memprof.policies.runtime.replaced import is_in_transform, replace, until_gone
 from memprof.recorder.machine import short_types
@@ -94,7 +93,13 @@ def _refuse(job: Job, policy: Precision) -> None:
     # For the other recurrent layers torch has bf16 kernels of its own.
     recurrent = torch.nn.RNNBase if policy.dtype == "fp16" else torch.nn.LSTM
     if device == "cpu" and any(isinstance(module, recurrent) for module in job.model.modules()):
-        require_recurrent(policy, short_types())
+        if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast
+            raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
+        if policy.torch_name not in short_types():
+            raise PolicyError(
+                f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has no "
+                "kernels for it); leave the policy out."
+            )
     if policy.dtype != "fp16":
         return
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in job.optimizers):
@@ -133,11 +138,6 @@ class _Returned:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Starts with none.
-
-        Args:
-            model: The model that returns them.
-        """
         self._model = model
         self._types: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

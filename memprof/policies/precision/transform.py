@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from memprof.errors import PolicyError
@@ -136,23 +134,4 @@ def _refuse_rounded_integers(step: Step, policy: Precision, is_ours: Bools) -> N
         raise PolicyError(
             f"precision: integers are cast to a floating point type and back; in {policy.dtype} those above "
             f"{_EXACT_INTEGERS[policy.dtype]} would be rounded. Keep them integers there, or leave the policy out."
-        )
-
-
-def require_recurrent(policy: Precision, types: Sequence[str]) -> None:
-    """Rejects training recurrent layers on a CPU in a short type without a oneDNN kernel.
-
-    Args:
-        policy: The policy.
-        types: Short types that oneDNN supports on the processor.
-
-    Raises:
-        PolicyError: The type is fp16 or unsupported.
-    """
-    if policy.dtype == "fp16":  # oneDNN has no such training primitive, and torch no other path in autocast
-        raise PolicyError("precision: torch cannot train recurrent layers in fp16 on a CPU; write dtype = 'bf16'.")
-    if policy.torch_name not in types:
-        raise PolicyError(
-            f"precision: torch cannot train recurrent layers in {policy.dtype} on this processor (oneDNN has no "
-            "kernels for it); leave the policy out."
         )

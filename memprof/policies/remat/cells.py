@@ -56,7 +56,6 @@ class Cell:
     )
 
     def __init__(self, recipe: Recipe | None, number: int, size_bytes: int, device: torch.device) -> None:
-        """Creates a cell without a storage."""
         self.recipe = recipe
         self.number = number
         self.size_bytes = size_bytes
@@ -143,7 +142,6 @@ class Need:
     __slots__ = ("highest_bytes", "is_awaited", "is_measured", "least_us", "runs")
 
     def __init__(self) -> None:
-        """Starts without measurements."""
         self.highest_bytes = -1
         self.runs = 0
         self.is_measured = False
@@ -227,7 +225,6 @@ class Recipe:
     )
 
     def __init__(self, function: Callable[..., Any], need: Need, sequence: int) -> None:
-        """Creates a recipe without arguments."""
         self.function = function
         self.need = need
         self.sequence = sequence
@@ -257,12 +254,7 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def arguments_of(recipe: Recipe, storages: Mapping[Cell, torch.UntypedStorage]) -> tuple[Any, dict[str, Any]]:
-    """Returns a recipe's arguments as tensors.
-
-    Args:
-        recipe: The recipe.
-        storages: Storage of each input's content.
-    """
+    """Returns a recipe's arguments as tensors."""
     cells = iter(recipe.inputs)
     args = [_real(value, cells, storages) for value in recipe.args]
     return args, {name: _real(value, cells, storages) for name, value in (recipe.kwargs or {}).items()}

@@ -113,7 +113,6 @@ class DeviceCounter:
     """CUDA caching allocator's count, read only if an upper bound of it does not fit: a read takes 20 us."""
 
     def __init__(self, device: torch.device) -> None:
-        """Stores the device."""
         self._device = torch.cuda.current_device() if device.index is None else device.index
         self._bound = self.used_bytes()
 

@@ -52,7 +52,6 @@ class RematMode(SlidingMode):
     """Dispatch mode that stays below any mode of the job while it runs."""
 
     def __init__(self, memory: Memory, needs: Needs, recomputation: Recomputation, keys: Keys | None) -> None:
-        """Stores the runtime's components."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch's base is not annotated
         self._memory = memory
         self._needs = needs

@@ -187,7 +187,6 @@ class Operator:
     )
 
     def __init__(self, function: Any) -> None:
-        """Reads an operator's schema."""
         self.function = function
         self.name = str(function)
         self.is_higher_order = is_higher_order(function)

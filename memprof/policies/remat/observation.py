@@ -18,7 +18,6 @@ class Observation:
     """
 
     def __init__(self) -> None:
-        """Starts before the first operator."""
         self._needs: list[Need] = []
         self._names: list[str] = []
         self._used_bytes: list[int] = []  # before each operator
@@ -37,7 +36,6 @@ class Observation:
         self._marks: list[int] = []  # changes before each operator
 
     def __len__(self) -> int:
-        """Returns the number of operators."""
         return len(self._needs)
 
     def operator(self, need: Need, name: str, used_bytes: int) -> None:
@@ -57,13 +55,7 @@ class Observation:
         self._pending = []
 
     def made(self, cell: Cell, recipe: Recipe, before: Cell | None = None) -> None:
-        """Notes a content that the operator made.
-
-        Args:
-            cell: The content.
-            recipe: How it was computed.
-            before: The content of the same storage that it replaces.
-        """
+        """Notes a content that the operator made."""
         if not self._needs:
             return
         op = len(self._needs) - 1

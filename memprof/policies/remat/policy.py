@@ -102,11 +102,7 @@ class Remat(Policy):
             return math.nan
 
     def bytes_of(self, peak_bytes: int) -> int:
-        """Returns the budget in bytes, 0 if there is none.
-
-        Args:
-            peak_bytes: Peak without the policy.
-        """
+        """Returns the budget in bytes, 0 if there is none."""
         return int(peak_bytes * self.budget_share) or self.budget_bytes
 
     @property

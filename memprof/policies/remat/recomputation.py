@@ -26,7 +26,6 @@ class Recomputation:
     """
 
     def __init__(self, memory: Memory) -> None:
-        """Stores the memory."""
         self._memory = memory
         self.is_running = False
 

@@ -36,7 +36,6 @@ class Handle:
     __slots__ = ("__weakref__", "_cell", "_hooks", "_layout", "_version", "_view")
 
     def __init__(self, hooks: SavedHooks, cell: Cell, tensor: torch.Tensor) -> None:
-        """Stores the cell and the tensor."""
         self._hooks = hooks
         self._cell = cell
         self._layout: Ref | None = None  # once the view is released
@@ -211,12 +210,7 @@ class Keys:
     """
 
     def __init__(self, memory: Memory, recompute: tuple[str, ...]) -> None:
-        """Stores the plan's keys.
-
-        Args:
-            memory: Drops the tensors.
-            recompute: Keys of the tensors to drop.
-        """
+        """Stores the plan's keys."""
         self._memory = memory
         self._dropped = frozenset(recompute)
         self._modules = [""]

@@ -82,11 +82,7 @@ class Schedule:
         self._queue = [] if self._plan is None else self._plan.victims[::-1]
 
     def end(self, again_us: float) -> None:
-        """Ends a step: autograd keeps nothing.
-
-        Args:
-            again_us: Time of its recomputed operators.
-        """
+        """Ends a step: autograd keeps nothing."""
         sequence, end = self._sequence, self._sequence.position
         is_known = sequence.is_known
         self._steps += 1

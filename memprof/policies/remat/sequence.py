@@ -114,7 +114,6 @@ class Position:
     __slots__ = ("after", "is_shared", "kind", "others")
 
     def __init__(self, kind: Kind | None, *, is_shared: bool) -> None:
-        """Starts without successors."""
         self.kind = kind
         self.is_shared = is_shared
         self.after: Position | None = None
@@ -133,7 +132,6 @@ class Sequence:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing known."""
         self._kinds: dict[Any, Kind] = {}
         self._loose: dict[Kind, Position] = {}
         self._root = Position(None, is_shared=False)
@@ -154,14 +152,7 @@ class Sequence:
         self.position, self.is_known = self._start, False
 
     def advance(self, operator: Operator, args: Any, kwargs: Any, is_recorded: bool) -> Position | None:
-        """Returns the position of the next operator, None if an argument is not a plain tensor.
-
-        Args:
-            operator: The operator.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            is_recorded: Whether autograd records the run.
-        """
+        """Returns the position of the next operator, None if an argument is not a plain tensor."""
         before = self.position
         position = before.after
         if (

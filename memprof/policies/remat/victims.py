@@ -85,10 +85,6 @@ def settle(victims: Victims[Cell], cell: Cell) -> bool:
 def settle_input(victims: Victims[Cell], cells: Iterable[Cell]) -> bool:
     """Releases one input that only recipes hold and whose results are all in memory; these then cannot be dropped.
 
-    Args:
-        victims: The eviction candidates.
-        cells: All contents.
-
     Returns:
         Whether there was one.
     """
@@ -153,22 +149,12 @@ class Swapping:
     """A carrier and its speed."""
 
     def __init__(self, carrier: Carrier, bytes_per_us: float) -> None:
-        """Stores the carrier.
-
-        Args:
-            carrier: Destination of the contents.
-            bytes_per_us: Its speed.
-        """
+        """Stores the carrier."""
         self._carrier = carrier
         self._bytes_per_us = bytes_per_us
 
     def carry_out(self, storage: torch.UntypedStorage, recompute_us: float) -> Any:
-        """Copies a storage's bytes out and returns the place; None if recomputing is faster or the copy failed.
-
-        Args:
-            storage: The storage.
-            recompute_us: Time to recompute its content.
-        """
+        """Copies a storage's bytes out and returns the place; None if recomputing is faster or the copy failed."""
         if 2 * storage.nbytes() / self._bytes_per_us >= recompute_us:
             return None
         place = self._carrier.send(storage)

@@ -110,10 +110,6 @@ def reads_callers_view(step: Step, sources: Ints, readers: Ints) -> Bools:
 def _views_until(step: Step, names: frozenset[str]) -> tuple[Ints, Ints]:
     """Walks back from each use of a storage through its uses before, to the first that is not a view.
 
-    Args:
-        step: The step.
-        names: Names of views.
-
     Returns:
         Uses, one a storage and operator, as ``storage * (ops + 1) + operator``, in order; and the place of that first
         one, or the place before the storage's first.

@@ -29,7 +29,6 @@ class Draft:
     """
 
     def __init__(self, step: Step) -> None:
-        """Starts from a step, which stays as it is."""
         self._step = step
         self.ops: Ops = step.ops
         self.storages: Storages = step.storages

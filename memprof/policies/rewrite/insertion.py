@@ -29,7 +29,6 @@ class Insertion:
     """
 
     def __init__(self, draft: Draft) -> None:
-        """Starts empty."""
         self.duration_us = 0.0
         self._draft = draft
         self._first_op = len(draft.ops)

@@ -182,13 +182,7 @@ class Calls:
             has_wrapped[ops[is_new]] = True
 
     def surround(self, first: Ints, last: Ints, again: Ints) -> Bools:
-        """Returns whether calls of chosen modules surround regions: those that are repeated with one lie inside of it.
-
-        Args:
-            first: First operator of each region in forward.
-            last: Last operator of it.
-            again: First operator of its recomputation.
-        """
+        """Returns whether calls of chosen modules surround regions: those that are repeated with one lie inside it."""
         region = self.region_of[first]
         is_around: Bools = (region != NONE) & (self.last[region] >= last)
         rows = np.flatnonzero(is_around)

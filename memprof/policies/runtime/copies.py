@@ -35,7 +35,6 @@ class CopyGuard:
     """
 
     def __init__(self, owner: Any) -> None:
-        """Installs the guard."""
         self.owner = owner
         self.changes: list[Callable[[dict[str, Any]], None]] = []
         self.after: list[Callable[[], Any]] = []

@@ -41,7 +41,6 @@ class PlannedForward:
     """
 
     def __init__(self, module: torch.nn.Module, guard: CopyGuard) -> None:
-        """Installs itself, without a layer yet."""
         self.top: Forward | None = None
         self.exported: Forward | None = None
         self._module = module

@@ -98,9 +98,6 @@ class Job:
     def require_optimizer(self, policy: str) -> None:
         """Checks that an optimizer is known.
 
-        Args:
-            policy: The policy that needs it.
-
         Raises:
             NoOptimizerError: The job has none.
         """
@@ -198,12 +195,7 @@ class Job:
             yield
 
     def expect(self, policy: str, without: str) -> Effect:
-        """Registers what a policy must do to have an effect.
-
-        Args:
-            policy: The policy, as it describes itself.
-            without: What can be said if it has not, a clause.
-        """
+        """Registers what a policy must do to have an effect."""
         self.effects.append(Effect(f"{policy} had no effect: {without}"))
         return self.effects[-1]
 
@@ -235,7 +227,6 @@ class PerOptimizer(Generic[Kept]):
     """The objects that one policy has made for optimizers, until the job that made them is undone or gone."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
 
     def get(self, optimizer: torch.optim.Optimizer) -> Kept | None:
@@ -244,12 +235,7 @@ class PerOptimizer(Generic[Kept]):
         return kept if kept is not None and kept.optimizer is optimizer else None
 
     def keep(self, job: Job, kept: Kept) -> None:
-        """Keeps an object for the other jobs of its optimizer.
-
-        Args:
-            job: The job that has changed the optimizer and holds the object.
-            kept: The object.
-        """
+        """Keeps an object for the other jobs of its optimizer."""
         key = id(kept.optimizer)
         self._kept[key] = kept
         job.on_undo(partial(self._kept.pop, key, None))

@@ -41,11 +41,7 @@ class OwnReruns:
     """
 
     def __init__(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Stores the context; changes nothing.
-
-        Args:
-            context: Made anew for each function that runs again.
-        """
+        """Stores the context; changes nothing."""
         self._context = context
         #: First number of autograd nodes in each region, and the one after its last.
         self._regions: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)

@@ -154,7 +154,6 @@ class _Replaced:
     """
 
     def __init__(self, owner: Any, name: str) -> None:
-        """Installs a function equivalent to the old one."""
         self._owner, self._name = owner, name
         self._is_own = isinstance(owner, CellType) or name in vars(owner)
         self._before = self._outermost = getattr(owner, name)

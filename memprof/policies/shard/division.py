@@ -45,18 +45,6 @@ def complete_at(step: Step, is_made: Bools) -> Ints:
     return found
 
 
-def unit_groups(kept_at: Ints, unit_of: Ints) -> list[Ints]:
-    """Returns the gradients of each unit, in the order in which the units' gradients complete.
-
-    Args:
-        kept_at: Operator that completes each gradient, NONE elsewhere, shape ``(storages,)``.
-        unit_of: The unit of each storage, shape ``(storages,)``.
-    """
-    made = np.flatnonzero(kept_at != NONE)
-    groups = [made[unit_of[made] == unit] for unit in np.unique(unit_of[made])]
-    return sorted(groups, key=lambda group: int(kept_at[group].max()))
-
-
 def buckets(kept_at: Ints, requested_bytes: Ints, bucket_mib: int) -> list[Ints]:
     """Returns the gradients of each bucket, filled in order of completion.
 

@@ -234,9 +234,6 @@ def exchange_everywhere(exchange: Exchange) -> int:
 
     Examples are optimizers' groups, a script's lists of parameters to clip, and its variables.
 
-    Args:
-        exchange: Old and new parameters.
-
     Returns:
         Number of remaining references to old ones that cannot be changed, such as in tuples.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.shard.division import ROOT, unit_groups
+from memprof.policies.shard.division import ROOT
 from memprof.policies.shard.predicted_sharding import Sharding
 from memprof.trace.operator_facts import EMPTY
 from memprof.trace.schema import NONE, Bools, Ints
@@ -28,7 +28,6 @@ class Fully(Sharding):
     """A step of a rank that holds a part of each parameter."""
 
     def __init__(self, step: Step, policy: Shard, units: Units) -> None:
-        """Classifies the step's storages."""
         super().__init__(step, policy)
         self.units = units
         # torch gathers the parts of all ranks, with the last ones padded.
@@ -146,11 +145,11 @@ class Fully(Sharding):
         is_update = self.step.ops.phase[uses.op_id] == "optimizer"
         read_at = np.full(len(storages), len(self.step.ops), dtype=np.int64)
         np.minimum.at(read_at, uses.storage_id[is_update], uses.op_id[is_update])
-        groups = [
-            (int(self.units.of_storage[group[0]]), group) for group in unit_groups(self.kept_at, self.units.of_storage)
-        ]
+        made = np.flatnonzero(self.kept_at != NONE)
+        unit_of = self.units.of_storage[made]
+        groups = [(unit, made[unit_of == unit]) for unit in np.unique(unit_of).tolist()]
         # The root's own parameters are scattered at the end of backward.
-        for unit, group in sorted(groups, key=lambda pair: pair[0] == ROOT):
+        for unit, group in sorted(groups, key=lambda pair: (pair[0] == ROOT, self.kept_at[pair[1]].max())):
             at = int(backward[-1] if unit == ROOT else max(self.kept_at[group].max(), self.units.last_backward[unit]))
             if read_at[group].min() <= at:
                 raise PolicyError(

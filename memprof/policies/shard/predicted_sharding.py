@@ -32,7 +32,6 @@ class Sharding:
     """
 
     def __init__(self, step: Step, policy: Shard) -> None:
-        """Classifies the step's storages."""
         self.step, self.policy = step, policy
         self.draft = Draft(step)
         self.added = Insertion(self.draft)
@@ -190,7 +189,6 @@ class Timeline:
     """
 
     def __init__(self, step: Step) -> None:
-        """Stores the recorded step; the time between its operators is attributed to them."""
         self._step = step
         self._sent: list[tuple[int, int, float]] = []
 

@@ -40,28 +40,16 @@ def transform(step: Step, policy: Shard) -> Step:
     if policy.world_size == 1:
         return step
     if policy.batch == "split":
-        step = with_part_of_batch(step, policy.world_size)
+        # Everything that grows with the batch is scaled to the largest part of any rank.
+        batch = find_batch(step)
+        size = int(part_sizes(batch.size, policy.world_size)[0])
+        scaled = scale_step(step, batch, size, np.isin(step.ops.phase, ("forward", "backward")))
+        draft = Draft(step)
+        draft.ops, draft.storages = scaled.ops(), scaled.storages()
+        draft.duration_us = scaled.duration_us(draft.ops)
+        step = dataclasses.replace(draft.build(), number=step.number)
     built = Fully(step, policy, units) if policy.stage >= 2 else Replicated(step, policy)
     return built.build()
-
-
-def with_part_of_batch(step: Step, ranks: int) -> Step:
-    """Scales everything that grows with the batch to the largest part of any rank.
-
-    Args:
-        step: The recorded step.
-        ranks: Number of ranks that divide each batch.
-
-    Raises:
-        PolicyError: The batch of the step cannot be determined.
-    """
-    batch = find_batch(step)
-    size = int(part_sizes(batch.size, ranks)[0])
-    scaled = scale_step(step, batch, size, np.isin(step.ops.phase, ("forward", "backward")))
-    draft = Draft(step)
-    draft.ops, draft.storages = scaled.ops(), scaled.storages()
-    draft.duration_us = scaled.duration_us(draft.ops)
-    return dataclasses.replace(draft.build(), number=step.number)
 
 
 class Replicated(Sharding):

@@ -86,7 +86,6 @@ class DryCarrier:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Stores the device."""
         self.device = str(device)
 
     def send(self, storage: torch.UntypedStorage) -> int:

@@ -52,7 +52,6 @@ class Group:
     """
 
     def __init__(self, number: int, node: int) -> None:
-        """Starts empty."""
         self.number = number
         self.node = node
         self.was_needed = False
@@ -63,7 +62,6 @@ class Group:
         self._members.append(weakref.ref(moved))
 
     def __iter__(self) -> Iterator[Moved]:
-        """Iterates over those that autograd still keeps."""
         return (moved for member in self._members if (moved := member()) is not None)
 
 
@@ -79,7 +77,6 @@ class Moved:
     """
 
     def __init__(self, moves: Moves, group: Group, storage: torch.UntypedStorage) -> None:
-        """Starts the copy out."""
         self._moves = moves
         self.group = group
         self.original = weakref.ref(storage)
@@ -111,7 +108,6 @@ class Moves:
     """
 
     def __init__(self, carrier: Carrier, minimum_bytes: int, distance: int) -> None:
-        """Starts with nothing moved."""
         self.carrier = carrier
         self._minimum_bytes = minimum_bytes
         self._distance = distance

@@ -162,7 +162,6 @@ class SavedTensors:
     """
 
     def __init__(self, model: torch.nn.Module, keeper: Keeper, effect: Effect) -> None:
-        """Stores the model whose parameters stay."""
         self._effect = effect
         self._model = model
         self._keeper = keeper

@@ -90,14 +90,6 @@ def _with_reads(step: Step, policy: Swap, moved: Ints, at: Ints, first: Ints, la
     """Keeps state in memory during its update and while the job reads it.
 
     What is read between updates stays until a module is called, or until its update ends.
-
-    Args:
-        step: The step.
-        policy: The settings.
-        moved: The storages that are moved.
-        at: Those that are updated.
-        first: The first operator of each one's update.
-        last: The last one.
     """
     begin, end = np.full((2, len(step.storages)), len(step.ops))
     begin[at], end[at] = first, last

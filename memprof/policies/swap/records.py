@@ -72,7 +72,6 @@ class Records:
     again: Records | None = None
 
     def __len__(self) -> int:
-        """Returns the number of records."""
         return len(self.storage)
 
     def take(self, rows: Bools | Ints) -> Records:
@@ -266,11 +265,6 @@ def _held_by_variables(step: Step, calls: Calls, moved: Ints) -> Ints:
     This is the forward of the innermost call in which the storage is created and last used. The first moved storage of
     a shape is held until the call returns: a forward often continues under a different name than it began with
     (``x = self.embed(ids); output = self.encoder(x)``), and then keeps one (``for layer in layers: x = layer(x)``).
-
-    Args:
-        step: The step.
-        calls: Its calls.
-        moved: Moved storages.
     """
     storages, uses = step.storages, step.uses
     last = np.full(len(storages), NONE, dtype=np.int64)

@@ -132,7 +132,6 @@ class Extents:
     """Allocator of the file's extents: takes the smallest free one that fits, and merges free neighbours."""
 
     def __init__(self) -> None:
-        """Starts with nothing in use."""
         self.end = 0
         self._free: dict[int, int] = {}  # size by offset
 

@@ -10,8 +10,14 @@ from memprof.errors import PolicyError
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT
 from memprof.policies.swap.copies import copy_ops, copy_stalls_us, link_of
-from memprof.policies.swap.predicted_moves import transform_parameters, transform_state
+from memprof.policies.swap.predicted_moves import (
+    parameters_to_move,
+    state_to_move,
+    transform_parameters,
+    transform_state,
+)
 from memprof.policies.swap.records import Records, find_records
+from memprof.replay.rounding import pinned_peak, rounded_when_pinned
 from memprof.trace.schema import Ints
 from memprof.trace.step import Step
 
@@ -117,3 +123,18 @@ def _back(records: Records, gone: Ints, distance: int) -> Ints:
         is_gone = gone < then
         back[is_gone] = np.minimum(back, then)[is_gone]
     return back
+
+
+def host_bytes(step: Step, policy: Swap) -> int:
+    """Returns the pinned bytes that a policy's copies take at most.
+
+    Raises:
+        PolicyError: The policy does not fit the step.
+    """
+    sizes = step.storages.requested_bytes
+    if policy.what == "optimizer":
+        return int(rounded_when_pinned(sizes[state_to_move(step, policy)], step.allocator_settings).sum())
+    if policy.what == "parameters":
+        return int(rounded_when_pinned(sizes[parameters_to_move(step, policy)[0]], step.allocator_settings).sum())
+    records = find_records(step, policy.modules, policy.minimum_bytes)
+    return pinned_peak(sizes[records.storage], records.packed, records.released, step.allocator_settings)

@@ -27,7 +27,6 @@ class ModuleRegistry:
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Starts empty."""
         self.holders = 0
         self._log = log
         self._numbers: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}

@@ -167,7 +167,6 @@ class TouchLog:
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._tensor_number = log.tensor_number
         self.on_output: Callable[[torch.Tensor, int], None] | None = None

@@ -158,7 +158,6 @@ class FunctionCode:
     """Recognizes code that torch calls as a custom function's forward, with gradients off, or as its backward."""
 
     def __init__(self) -> None:
-        """Starts without known code."""
         self._known: dict[CodeType, bool] = {}
         self._known_backwards: dict[CodeType, bool] = {}
 

@@ -27,6 +27,7 @@ from memprof.recorder.calls.operator_traits import OperatorTraits
 from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.compiled.generated_operators import KernelAccess, allocation_traits, cpp_kernels, kernel_traits
 from memprof.recorder.compiled.late_import import LateImport
+from memprof.recorder.compiled.memory_settings import MemorySettings
 from memprof.recorder.compiled.provenance import Provenance, has_origins
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.operators import OperatorMode
@@ -60,9 +61,9 @@ class GeneratedModules:
     """
 
     def __init__(self) -> None:
-        """Follows nothing yet."""
         self._provenance = Provenance()
         self._cache = GraphCache()
+        self._settings = MemorySettings()
         self._import = LateImport(
             Path(torch.__file__).parent / "_inductor", {_LOWERING: self._hook_lowering, _LOADING: self._hook_loading}
         )
@@ -94,10 +95,10 @@ class GeneratedModules:
         self.switch_off()
 
     def notes(self) -> list[str]:
-        """Returns notes on the regions that are recorded as a whole."""
+        """Returns notes on compiled regions: settings, and which of them are recorded as a whole."""
         modules = [module for each in self._known if (module := each.module()) is not None]
         unknown = sum(not has_origins(module) for module in modules)
-        notes = []
+        notes = self._settings.sentences()
         if self._fault and (modules or self._in_cpp or _LOADING in sys.modules):
             notes.append(
                 f"{COMPILED}: modules and lines inside compiled regions are unknown with torch {torch.__version__}: "
@@ -169,6 +170,8 @@ class GeneratedModules:
         """Reads where the code of a graph comes from that inductor has just lowered, and loaded last."""
         with self._noting_faults("inductor's cache cannot be set aside: "):
             self._cache.renew()
+        with self._noting_faults("settings of the compiler cannot be read: "):
+            self._settings.read()
         if error is not None or not self._known:
             return
         with self._noting_faults():
@@ -254,7 +257,6 @@ class GraphCache:
     """
 
     def __init__(self) -> None:
-        """Changes nothing yet."""
         self._before: str | None = None
         self._tag = ""
 

@@ -65,7 +65,6 @@ class Provenance:
     """
 
     def __init__(self) -> None:
-        """Knows no generated code yet."""
         self.graphs = 0
         self._calls: dict[int, RegionCall] = {}  # by number of the autograd node
         self._rows: OperatorRows | None = None
@@ -100,10 +99,6 @@ class Provenance:
 
     def add(self, module: Any, graph: Any) -> None:
         """Reads where the code of a graph comes from.
-
-        Args:
-            module: The generated module.
-            graph: The graph that inductor has lowered to it.
 
         Raises:
             OSError: The module's file cannot be read.
@@ -174,7 +169,6 @@ class LocalModules:
     """Finds the function that runs compiled code, and its modules: one graph may run for several of them."""
 
     def __init__(self) -> None:
-        """Starts without known functions."""
         self._known: dict[CodeType, bool] = {}
 
     def find(self, frame: FrameType, variables: Iterable[str]) -> dict[str, torch.nn.Module]:

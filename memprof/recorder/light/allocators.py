@@ -50,7 +50,6 @@ class AllocatorCount:
     """
 
     def __init__(self) -> None:
-        """Starts without a counter."""
         self.word: ctypes.c_size_t | None = None
 
     def find(self) -> bool:

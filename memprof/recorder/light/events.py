@@ -115,7 +115,6 @@ class Budget:
     """
 
     def __init__(self) -> None:
-        """Starts the clock."""
         self._start_ns = time.thread_time_ns()
         self._spent_ns = self._counting_ns = 0
         self._not_before_ns = 0
@@ -151,14 +150,12 @@ class Marks:
     """The positions of the observed thread since a session of events began."""
 
     def __init__(self) -> None:
-        """Starts without any."""
         self._ns: list[int] = []
         self._sequence: list[int] = []
         self._place: list[tuple[int, int]] = []
         self._last_node = (-1, -1)  # the mark during which a backward node ran last, and its module
 
     def __len__(self) -> int:
-        """Returns how many there are."""
         return len(self._ns)
 
     def add(self, now_ns: int, sequence: int, phase: int, module: int) -> None:

@@ -144,7 +144,6 @@ class Peaks:
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._of_phases: dict[int, dict[int, int]] = {}
         self._fresh: set[tuple[int, int]] = set()

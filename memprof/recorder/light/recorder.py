@@ -209,7 +209,6 @@ class StoringObserver:
     """
 
     def __init__(self, begin: Callable[[int], Any], end: Callable[[Any, BaseException | None], None]) -> None:
-        """Changes nothing yet."""
         self._callbacks: dict[str, Any] = {_BEGIN: begin, _END: end}
         self._originals: list[tuple[FunctionType, CodeType]] = []
 

@@ -56,13 +56,6 @@ class Inventory:
     """
 
     def __init__(self, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
-        """Stores the recorder's log and names.
-
-        Args:
-            log: Destination of the facts.
-            registry: Names of modules and parameters.
-            rounds: The job's optimizers.
-        """
         self._log = log
         self._registry = registry
         self._rounds = rounds
@@ -117,6 +110,19 @@ class Inventory:
         """Logs a model's inputs."""
         for tensor in tensors_in([args, kwargs]):
             self._state(tensor, INPUT, "", -1)
+
+    def saved(self, tensor: torch.Tensor, node: str) -> None:
+        """Logs a tensor that an autograd node has saved.
+
+        Args:
+            tensor: The tensor.
+            node: The node's type, which names it.
+        """
+        self._state(tensor, ACTIVATION, node, -1)
+
+    def variable(self, tensor: torch.Tensor, name: str) -> None:
+        """Logs a tensor that a variable of the job refers to, and that was not computed from a parameter."""
+        self._state(tensor, HELD, name, -1)
 
     def held(self, remember: Callable[[torch.Tensor], None] | None) -> None:
         """Logs every tensor held by Python, to identify what was allocated before the recording.

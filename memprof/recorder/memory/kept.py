@@ -16,9 +16,10 @@ from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
-from memprof.recorder.memory.live_objects import arrays_in_containers, live_objects
+from memprof.recorder.memory.live_objects import arrays_held, entries_bytes, largest_containers, live_objects
 from memprof.recorder.memory.references import graph_holders, graphs_over_steps
 from memprof.recorder.memory.tensor_memory import storage_span
+from memprof.trace.files.spool import ARRAY, OBJECTS
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
 _MOST_TENSORS, _MOST_OF_A_KIND = 240, 96
@@ -49,6 +50,8 @@ _MOST_ROOTS_OF_A_KIND = 6
 _WORTH, _MOST_IDLE = 1 / 25, 480
 #: Objects that are followed from the data sets of the job's loaders.
 _MOST_OF_DATA = 20_000
+#: A container is followed from so many elements more on.
+_LEAST_ELEMENTS = 300
 _NO_HOLDER = Holder("unknown", "", "", None)
 _OF_CODE = (type, types.ModuleType, types.FunctionType, types.FrameType, str, int, float)
 _sequence_number = torch._C._autograd._get_sequence_nr
@@ -119,6 +122,7 @@ class KeptTensors:
         self._first: dict[Kind, int] | None = None  # as many as there were at the first count
         self._counts: dict[Kind, int] = {}
         self._bytes = 0  # of all tensors, at the first count
+        self._lengths: dict[int, int] = {}  # of the largest containers, by identity, at the first count
         self._host_bytes = 0  # of all tensors in main memory and of arrays, at the latest count
         self._began = time.thread_time()
         self._spent = 0.0
@@ -136,6 +140,7 @@ class KeptTensors:
             kinds = self._by_kind()
             self._first = self._counts = {kind: len(alike) for kind, alike in kinds.items()}
             self._bytes = self._sum(kinds)
+            self._lengths = self._measured()
         self._counted_at = self._step_began_at = _sequence_number()
 
     def begin_step(self) -> None:
@@ -192,7 +197,7 @@ class KeptTensors:
         tensors = live_objects(torch.Tensor)
         leaves = [tensor for tensor in tensors if not is_computed(tensor) and not tensor.is_nested]
         gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
-        busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *_tensors_of_data())}
+        busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *tensors_of_data())}
         idle: dict[int, tuple[int, torch.Tensor]] = {}
         for tensor in leaves:
             address, size = self._span(tensor)
@@ -237,13 +242,13 @@ class KeptTensors:
         total = {"address": 0, "tensors": sum(self._counts.values()), "bytes": self._sum(kinds)}
         totals = [] if self._has_addresses else [{**common, **total, **_described(("", "", "", False), _NO_HOLDER)}]
         if earliest is None:
-            self._first = self._counts
+            self._first, self._lengths = self._counts, self._measured()
             return totals
         grown = [kind for kind, alike in kinds.items() if len(alike) - earliest.get(kind, 0) >= _LEAST_GROWTH]
         self.grown = frozenset(
             (self._span(kinds[kind][-1])[1], kinds[kind][-1].dtype)
             for kind in grown
-            if self._counts[kind] > before.get(kind, 0)
+            if self._counts[kind] > before.get(kind, 0) and isinstance(kinds[kind][-1], torch.Tensor)
         )
         sizes = {kind: sum(self._span(tensor)[1] for tensor in kinds[kind]) for kind in grown}
         most_tensors, most_of_a_kind = _MOST_TENSORS, _MOST_OF_A_KIND
@@ -269,7 +274,8 @@ class KeptTensors:
             computed = [one for kind, alike in kinds.items() if kind[3] for one in alike[-_MOST_ROOTS_OF_A_KIND:]]
             graphs = graphs_over_steps(_smallest(computed), self._counted_at, self._step_began_at)
         kinds.clear()
-        if not chosen and not survivors and not graphs:
+        container = self._grown_container()
+        if not chosen and not survivors and not graphs and not container:
             return totals
         if limit is None:
             limit = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
@@ -286,12 +292,13 @@ class KeptTensors:
             views,
             tensors,
             seen_as,
+            container,
         )
-        followed = [*tensors, *roots, *seen_as]
+        followed = [*tensors, *roots, *seen_as, *container]
         held = [_NO_HOLDER] * len(followed)
         if limit > 0:
             held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
-        for place, other in enumerate(held[len(tensors) + len(roots) :]):
+        for place, other in enumerate(held[len(tensors) + len(roots) : len(held) - len(container)]):
             held[place] = held[place] if held[place].chain else other
         records: list[dict[str, Any]] = totals + [
             {
@@ -303,6 +310,9 @@ class KeptTensors:
             }
             for (kind, tensor), one in zip(chosen, held[: len(chosen)], strict=True)
         ]
+        if container and held[-1].chain:
+            objects = {"address": 0, "tensors": len(container[0]), "bytes": entries_bytes(container[0])}
+            records.append({**common, **objects, **_described(("", OBJECTS, "cpu", False), held[-1])})
         written: set[int] = set()
         for (nodes, root), one in zip(graphs, held[len(chosen) + len(examples) :], strict=False):
             added = [number for number in nodes if number not in written] if one.chain else []
@@ -338,6 +348,20 @@ class KeptTensors:
                 }
             )
         return records
+
+    def _measured(self) -> dict[int, int]:
+        return {id(one): len(one) for one in largest_containers()} if self._is_whole_run else {}
+
+    def _grown_container(self) -> list[Any]:
+        """Returns the container that has got most elements since the first count, none where that are few."""
+        found, grown = largest_containers() if self._is_whole_run else [], _LEAST_ELEMENTS
+        chosen: list[Any] = []
+        for one in found:
+            more = len(one) - self._lengths.get(id(one), 0)
+            if more >= grown and one is not self._lengths:
+                chosen, grown = [one], more
+        found.clear()
+        return chosen
 
     def _sum(self, kinds: dict[Kind, list[torch.Tensor]]) -> int:
         return sum(self._span(tensor)[1] for alike in kinds.values() for tensor in alike)
@@ -389,22 +413,22 @@ class KeptTensors:
                 seen.add(address)
                 kinds.setdefault(_kind_of(tensor), []).append(tensor)
         arrays: dict[Any, list[Any]] = {}
-        for array in arrays_in_containers() if self._is_whole_run else ():
+        for array in arrays_held() if self._is_whole_run else ():
             self._host_bytes += array.nbytes
             arrays.setdefault((array.shape, array.dtype), []).append(array)
-        for alike in arrays.values() if not self._has_addresses else ():  # a light run's growth is that of tensors
+        for alike in arrays.values():
             kinds.setdefault(_kind_of(alike[0]), []).extend(alike)
         return kinds
 
 
 def _kind_of(tensor: Any) -> Kind:
     if not isinstance(tensor, torch.Tensor):
-        return "x".join(map(str, tensor.shape)), f"numpy.{tensor.dtype}", "cpu", False
+        return "x".join(map(str, tensor.shape)), f"{ARRAY}{tensor.dtype}", "cpu", False
     shape = "x".join(str(int(length)) for length in tensor.shape)
     return shape, str(tensor.dtype), str(tensor.device), is_computed(tensor)
 
 
-def _tensors_of_data() -> list[torch.Tensor]:
+def tensors_of_data() -> list[torch.Tensor]:
     """Returns the tensors that the data sets of the job's loaders refer to."""
     waiting = [loader.dataset for loader in live_objects(torch.utils.data.DataLoader)]
     seen = {id(one): one for one in waiting}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import chain, compress, repeat
-from operator import is_, or_
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import nlargest
+from itertools import chain, compress, count, islice, repeat
+from operator import is_, not_, or_
 from typing import Any
 
 import torch
@@ -25,7 +28,40 @@ from memprof.recorder.profiler.native import device_name
 from memprof.trace.files.spool import HEARD
 
 _TURNS: tuple[Any, Any] = (iter, reversed)
+#: Types, by identity, whose objects hold no array, or are looked through by themselves.
+_NOT_FOLLOWED = set(
+    map(
+        id,
+        (
+            *(list, deque, dict, set, frozenset, type, property, staticmethod, classmethod),
+            *(types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.GetSetDescriptorType),
+            *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GenericAlias, weakref.ref),
+        ),
+    )
+)
+#: Containers that are compared, of which so many elements are sized, through so many references, at most this many.
+_MOST_CONTAINERS, _LEVELS, _MOST_SIZED = 32, 4, 4096
+#: What elements refer to and have in common; how builtin objects are sized without code of the job; and what the
+#: collector adds to each.
+_SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, type(None), bool)
+_SIZES: dict[type, Any] = {kind: kind.__sizeof__ for kind in (list, dict, set, tuple, str, bytes, int, float, deque)}
+_HEADER_BYTES = 16
+
 _has_frozen = False
+_old_objects = 0  # of the collector's oldest generation, at the first search for arrays
+#: Types whose objects were looked up for all searches of a moment, and these objects.
+_looked_up: tuple[tuple[type, ...], list[Any]] | None = None
+
+
+@contextmanager
+def one_search(kinds: tuple[type, ...]) -> Iterator[None]:
+    """Has all searches for some types look through the objects once: those that there are now."""
+    global _looked_up  # noqa: PLW0603 - one garbage collector per process
+    _looked_up = kinds, live_objects(kinds)
+    try:
+        yield
+    finally:
+        _looked_up = None
 
 
 def freeze_imports() -> None:
@@ -82,6 +118,8 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
     Nothing in the search is Python code, so that no other thread runs while all objects are referenced: some may be
     tuples still being filled from a generator, for which Python raises SystemError if anything else references them.
     """
+    if _looked_up is not None and set(kind if isinstance(kind, tuple) else (kind,)) <= set(_looked_up[0]):
+        return [one for one in _looked_up[1] if issubclass(type(one), kind)]
     generations = reversed(range(len(gc.get_count())))
     objects = chain.from_iterable(map(gc.get_objects, generations))
     twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # one to keep, one to test
@@ -94,32 +132,95 @@ def live_objects(kind: type | tuple[type, ...]) -> list[Any]:
             gc.enable()
 
 
-def arrays_in_containers() -> list[Any]:
-    """Lists numpy's arrays that lists, deques and dictionaries hold, each once; a view counts as the array it shows.
+def arrays_held() -> list[Any]:
+    """Lists numpy's arrays that other objects hold, each once; a view counts as the array it shows.
 
-    The collector does not follow arrays. Of each container only the first and the last element tell whether to look at
-    the others: a list of numbers may have millions. As in `live_objects`, what reads all containers is no Python code.
+    The collector does not follow arrays. Of lists, deques and dictionaries only the first and the last element tell
+    whether to look at the others: a list of numbers may have millions. Of all other objects (tuples, instances with
+    attributes, closures), what they refer to is looked at, of those older than the first search only then. As in
+    `live_objects`, what reads them is no Python code.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
-    kind, found = numpy.ndarray, {}
+    kind, roots = numpy.ndarray, {}
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for array in (*_in_containers(kind), *_in_others(kind)):
+            while type(array.base) is kind:
+                array = array.base  # noqa: PLW2901 - a view's
+            if array.base is None and array.nbytes:
+                roots[id(array)] = array
+    finally:
+        if collects:
+            gc.enable()
+    return list(roots.values())
+
+
+def _in_containers(kind: type) -> list[Any]:
+    """Returns the objects of exactly a type in lists, deques and dictionaries."""
     containers = live_objects((list, deque, dict))
+    found: list[Any] = []
     held: Any
     for held in (list, deque, dict):
         alike = list(compress(containers, map(is_, map(type, containers), repeat(held))))
-        values = (map(dict.values, alike) if held is dict else alike for _ in range(2))
-        ends = (map(next, map(turn, one), repeat(None)) for turn, one in zip(_TURNS, values, strict=True))
+        if held is dict:  # the collector does not follow one of numbers, texts and arrays alone
+            inner = _of_type(chain.from_iterable(map(dict.values, alike)), dict)
+            alike += compress(inner, map(not_, map(gc.is_tracked, inner)))
+        values = (map(dict.values, alike) if held is dict else alike for _ in range(3))
+        ends = (
+            map(next, map(turn, one), repeat(None))
+            for turn, one in zip(_TURNS, (next(values), next(values)), strict=True)
+        )
         first, last = (map(is_, map(type, end), repeat(kind)) for end in ends)
-        for some in list(compress(alike, map(or_, first, last))):
-            for one in list(some.values() if held is dict else some):
-                array = one
-                while type(array) is kind and type(array.base) is kind:
-                    array = array.base
-                if type(array) is kind and array.base is None and array.nbytes:
-                    found[id(array)] = array
+        found += _of_type(chain.from_iterable(compress(next(values), map(or_, first, last))), kind)
     containers.clear()  # it is a list, and has found itself: nothing would free it, nor what it holds
-    return list(found.values())
+    return found
+
+
+def _in_others(kind: type) -> list[Any]:
+    """Returns the objects of exactly a type to which others refer that are younger than the first search."""
+    global _old_objects  # noqa: PLW0603 - one garbage collector per process
+    *younger, oldest = range(len(gc.get_count()))
+    old = islice(gc.get_objects(oldest), _old_objects, None)
+    # One generation at a time: lists of all of them would find each other.
+    objects = chain(old, chain.from_iterable(map(gc.get_objects, reversed(younger))))
+    twice = chain.from_iterable(map(repeat, objects, repeat(2)))
+    others = compress(twice, map(not_, map(_NOT_FOLLOWED.__contains__, map(id, map(type, twice)))))
+    found = _of_type(chain.from_iterable(map(gc.get_referents, others)), kind)
+    _old_objects = _old_objects or len(gc.get_objects(oldest))
+    return found
+
+
+def _of_type(values: Iterator[Any], kind: type) -> list[Any]:
+    twice = chain.from_iterable(map(repeat, values, repeat(2)))
+    return list(compress(twice, map(is_, map(type, twice), repeat(kind))))
+
+
+def largest_containers() -> list[Any]:
+    """Lists the lists, deques, dictionaries and sets of most elements, largest first; without subclasses."""
+    kinds = (list, deque, dict, set)
+    found = live_objects(kinds)
+    alike = list(compress(found, map(set(map(id, kinds)).__contains__, map(id, map(type, found)))))
+    found.clear()
+    largest = nlargest(_MOST_CONTAINERS, zip(map(len, alike), count(), strict=False))
+    chosen = [alike[place] for _, place in largest]
+    alike.clear()
+    return chosen
+
+
+def entries_bytes(container: Any) -> int:
+    """Returns about the bytes of a container's elements, by some of them and what these refer to."""
+    values = list(islice(container.values() if type(container) is dict else container, _MOST_CONTAINERS))
+    seen: dict[int, Any] = {}
+    level = values
+    for _ in range(_LEVELS):
+        fresh = [one for one in level if id(one) not in seen and not issubclass(type(one), _SHARED)][:_MOST_SIZED]
+        seen |= {id(one): one for one in fresh}
+        level = gc.get_referents(*fresh)
+    sizes = sum(_SIZES.get(type(one), object.__sizeof__)(one) + _HEADER_BYTES for one in seen.values())
+    return int(sizes) * len(container) // max(len(values), 1)
 
 
 def outermost_modules() -> list[torch.nn.Module]:
@@ -151,7 +252,6 @@ class StorageWatch:
     needs_outputs = True
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._alive: dict[int, tuple[_Reference, int, int, str]] = {}
         self.only = ""
@@ -250,7 +350,6 @@ class OutsideWatch(StorageWatch):
     """
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         super().__init__(log)
         self.owned_span = outside_span
         self.alive_bytes = 0

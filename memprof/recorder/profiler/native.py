@@ -95,7 +95,6 @@ class NativeEvents:
     listeners: ClassVar[list[Callable[[list[tuple[Any, Any]]], None]]] = []
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._session = ProfilerSession()
 

@@ -50,7 +50,6 @@ class ProfilerSession:
     """
 
     def __init__(self) -> None:
-        """Prepares a session."""
         self.is_running = False
         self._thread = 0
         self._task = -1

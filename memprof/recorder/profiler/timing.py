@@ -39,7 +39,6 @@ class OperatorTimes:
     """Times every operator of the thread that started it, and the work each starts on a device."""
 
     def __init__(self, log: RawLog) -> None:
-        """Stores the recorder's log."""
         self._log = log
         self._has_device = False
         self._session = ProfilerSession()

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections import Counter, UserDict
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -14,10 +15,13 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from memprof.recorder.calls.tracebacks import recompiled
+from memprof.recorder.steps.loaders import MOST_BATCHES, LoaderObserver
 
 _SEE = "__memprof_batch__"
 #: Batches inspected before the others are assumed to be alike.
 _ENOUGH = 4
+#: Entries of a container in a batch that are looked at for tensors.
+_MOST_ENTRIES = 2_000
 #: Sequence types that are not sequences of samples.
 WHOLE = (str, bytes, torch.Size)
 #: Types that can be inspected without running code of the job's.
@@ -32,17 +36,20 @@ class BatchObserver:
             inspecting their types would run code of the job's.
     """
 
-    def __init__(self) -> None:
-        """Starts without observing anything."""
+    def __init__(self, loaders: LoaderObserver) -> None:
         self.undivided = ""
-        self._left = _ENOUGH
+        self.loaders = loaders
+        self._left, self._seen = _ENOUGH, 0
         self._function: FunctionType | None = None
         self._original: Any = None
 
     def install(self) -> None:
         """Starts inspecting, if torch's iterator is unmodified."""
+        self.loaders.install()
         module = sys.modules.get("torch.utils.data.dataloader")
         function = None if module is None else vars(module._BaseDataLoaderIter).get("__next__")
+        if self.loaders.measures:
+            function = getattr(function, "__wrapped__", function)  # a dry run stands around torch's own
         if not isinstance(function, FunctionType) or function.__closure__:
             return  # replaced by a policy or the job
         try:
@@ -61,14 +68,21 @@ class BatchObserver:
 
     def _see(self, iterator: Any, batch: Any) -> Any:
         """Returns a batch after inspecting it."""
+        self._seen += 1
+        try:
+            with torch._C.DisableTorchFunction():
+                self.loaders.see(iterator, _tensors_in(batch))
+        except Exception:  # noqa: BLE001 - nor in here: what is not measured stays unknown
+            self._seen = MOST_BATCHES
         if self._left > 0 and torch.is_grad_enabled():
             self._left -= 1
             try:
                 self.undivided = _why_whole(batch, _expected_size(iterator))
             except Exception:  # noqa: BLE001 - nothing in here may reach the job: whether it can be split stays unknown
                 self.undivided = ""
-            if not self.undivided or not self._left:
-                self.remove()
+            self._left *= bool(self.undivided)
+        if not self._left and self._seen >= MOST_BATCHES:
+            self.remove()
         return batch
 
 
@@ -133,6 +147,20 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, torch.Tensor):
         return value
     return next((found for entry in entries_of(value) if (found := first_tensor(entry)) is not None), None)
+
+
+def _tensors_in(batch: Any) -> list[torch.Tensor]:
+    """Returns the tensors with data in a batch, one of each storage."""
+    found: dict[int, torch.Tensor] = {}
+    waiting = [batch]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided and not value.is_nested:
+                found.setdefault(value.untyped_storage()._cdata, value)
+        else:
+            waiting.extend(islice(entries_of(value), _MOST_ENTRIES))
+    return list(found.values())
 
 
 def batch_size(batch: Any, expected_size: int | None = None) -> int | None:

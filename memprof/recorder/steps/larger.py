@@ -55,7 +55,6 @@ class LargerSteps:
     """
 
     def __init__(self) -> None:
-        """Starts with no step seen."""
         self._kinds: dict[int, int] = {}
         self._alike: dict[tuple[type, tuple[tuple[int, ...], ...]], int] = {}
         self._recorded: dict[tuple[int, bool], int] = {}

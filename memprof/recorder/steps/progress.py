@@ -178,7 +178,6 @@ class TrainedModels:
     """
 
     def __init__(self, rounds: OptimizerRounds) -> None:
-        """Stores the job's optimizers."""
         self._rounds = rounds
         self._updated: set[int] | None = None
         self._answers: dict[int, bool] = {}

@@ -20,7 +20,6 @@ class OptimizerRounds:
     """
 
     def __init__(self) -> None:
-        """Starts with no optimizer."""
         self._known: dict[int, weakref.ref[Any]] = {}
         self._idle: set[int] = set()
         self._updates: dict[int, int] = {}

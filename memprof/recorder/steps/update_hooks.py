@@ -141,9 +141,6 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
 
     torch puts the hooks around the step of a class when its first instance is made. Where that was done for AdamW, and
     then for a subclass whose step calls ``super().step()``, each step runs them twice: the outer ones count.
-
-    Args:
-        optimizer: The optimizer.
     """
     if is_part(optimizer):
         return True
@@ -156,21 +153,13 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_part(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether an optimizer makes a part of an update, outside of its step.
-
-    Args:
-        optimizer: The optimizer.
-    """
+    """Returns whether an optimizer makes a part of an update, outside of its step."""
     return id(optimizer) in _updating
 
 
 @contextmanager
 def inner_steps(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Has all steps of an optimizer be inner ones: parts of an update that a plan makes outside of its step.
-
-    Args:
-        optimizer: The optimizer.
-    """
+    """Has all steps of an optimizer be inner ones: parts of an update that a plan makes outside of its step."""
     _updating.add(id(optimizer))
     try:
         yield

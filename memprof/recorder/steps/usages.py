@@ -58,7 +58,6 @@ class Usages:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing seen."""
         self.seen: dict[str, None] = {}
         self.optimizers: dict[str, None] = {}
         self._without_gradient: set[int] = set()  # modules

@@ -96,7 +96,6 @@ class StepsAside:
     """
 
     def __init__(self) -> None:
-        """Starts with no step skipped."""
         self.is_due = False
         self.has_begun = False
         self.is_lost = False

@@ -53,7 +53,6 @@ class Requests:
         )
 
     def __len__(self) -> int:
-        """Returns the number of events."""
         return len(self.kind)
 
 

@@ -99,12 +99,7 @@ ALTERNATIVES: tuple[tuple[str, Settings], ...] = (
 
 
 def outcome(done: Replay, name: str) -> Outcome:
-    """Summarizes a replay.
-
-    Args:
-        done: The replay.
-        name: Its settings in the syntax of torch's variable.
-    """
+    """Summarizes a replay."""
     return Outcome(
         name,
         done.allocator.settings,

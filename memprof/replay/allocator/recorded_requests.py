@@ -180,9 +180,6 @@ def requests_of_trace(trace: Trace) -> StepRequests:
 
     Ten million requests take about 0.4 GB, and 0.7 GB while they are put in order.
 
-    Args:
-        trace: The recording of one rank.
-
     Raises:
         BadInputError: A table is damaged.
     """

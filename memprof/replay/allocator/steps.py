@@ -47,9 +47,6 @@ def requests_of_step(step: Step) -> StepRequests:
     update makes. The step is then run ``RUNS`` times: storages that outlive one run (gradients, say) replace, in the
     next, those live at the start of the step. On a device, only its own memory counts; a step recorded on CPU makes the
     requests it would make on a device. Memory is allocated on the stream of the operator that makes it.
-
-    Args:
-        step: The step, recorded or predicted.
     """
     return _requests_of_runs(step, [_RunRequests.of(step.storages, step.ops)] * RUNS)
 
@@ -71,12 +68,7 @@ def requests_of_steps(steps: Sequence[Step]) -> StepRequests:
 
 
 def _requests_of_runs(first: Step, every: Sequence[_RunRequests]) -> StepRequests:
-    """Concatenates the requests of runs of one step.
-
-    Args:
-        first: The step of the first run.
-        every: The requests of each run.
-    """
+    """Concatenates the requests of runs of one step."""
     issued = every[0]
     again, orphans = _second_run(issued)
     made = np.flatnonzero(issued.made_by != NONE)
@@ -181,11 +173,7 @@ class _RunRequests:
         )
 
     def first_run(self, step: Step) -> list[tuple[Ints, Ints, Ints]]:
-        """Returns the events before a job's first step, and those of that step, whose update creates optimizer state.
-
-        Args:
-            step: The step.
-        """
+        """Returns the events before a job's first step and those of it, whose update creates optimizer state."""
         updates = np.flatnonzero(step.ops.phase == "optimizer")
         found = self.storages.take(self.base)
         is_state = (found.category == "optimizer_state") & (found.freed_op_id == NONE)

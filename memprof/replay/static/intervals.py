@@ -33,7 +33,6 @@ class Intervals:
     ops: int
 
     def __len__(self) -> int:
-        """Returns the number of lives."""
         return len(self.size)
 
     def load(self) -> Ints:
@@ -134,7 +133,6 @@ class Candidates:
     op_id: Ints
 
     def __len__(self) -> int:
-        """Returns the number of pairs."""
         return len(self.life)
 
     def take(self, rows: Ints | Bools) -> Candidates:
@@ -147,10 +145,6 @@ def find_candidates(step: Step, lives: Intervals) -> Candidates:
 
     The operator is elementwise and the last to touch the input, which was made in the step and is as large as the
     output. Each input is used once.
-
-    Args:
-        step: The step.
-        lives: Its lives, as seen by the planner.
     """
     place = np.full(len(step.storages), NONE, dtype=np.int64)
     known = np.flatnonzero(lives.storage_id != NONE)
@@ -246,7 +240,6 @@ class Sections:
         )
 
     def __len__(self) -> int:
-        """Returns the number of lives."""
         return len(self.size)
 
     def take(self, rows: Ints) -> Sections:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memprof.trace.assemble.describe import JobRecords
 from memprof.trace.assemble.light.process import assemble_light, is_light
 from memprof.trace.assemble.process import assemble_all
 from memprof.trace.files.spool import read_spool
@@ -30,7 +31,8 @@ def assemble_devices(
     Raises:
         OSError: The recording cannot be read.
     """
+    job = JobRecords(folder, launch, exit_record)
     if is_light(folder):
-        light = assemble_light(folder, launch, exit_record)
+        light = assemble_light(job)
         return [] if light is None else [light]
-    return assemble_all(folder, read_spool(folder), launch, exit_record)
+    return assemble_all(job, read_spool(folder))

@@ -49,7 +49,6 @@ class History:
     alive: dict[str, Ints]
 
     def __len__(self) -> int:
-        """Returns the number of entries."""
         return len(self.action)
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from memprof.trace.assemble.backends import backend_of
 from memprof.trace.assemble.memory.native_events import CPU
@@ -26,38 +27,63 @@ from memprof.trace.manifest import (
     Window,
     signal_name,
 )
-from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps
+from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps, Table
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """What there is of a process and its job besides the raw recording.
+
+    Attributes:
+        folder: The process's folder in the spool.
+        launch: The launch record that the parent process wrote when it started the job.
+        exit_record: The exit record that the parent wrote at the end; None while the job runs, empty where memprof was
+            killed before it wrote one.
+    """
+
+    folder: Path
+    launch: Mapping[str, Any]
+    exit_record: Mapping[str, Any] | None
+
+    @property
+    def exit_status(self) -> int | None:
+        """The job's exit status; None where it is not known."""
+        return None if self.exit_record is None else self.exit_record.get("returncode")
+
+    @cached_property
+    def speed(self) -> Speed:
+        """The machine's speed: measured on the device by the process if it did, else by the parent."""
+        known = (self.exit_record or {}).get("speed", {})
+        # The file is absent where no device was used, and useless when cut short.
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads((self.folder / "speed.json").read_text(encoding="utf-8"))
+        try:
+            return Speed.from_json(known if isinstance(known, dict) else {})
+        except TypeError:
+            return Speed()  # written by a version that measures other quantities
+
+    def describe_end(self, otherwise: str = "") -> str:
+        """Returns a clause on how a job ended whose recording was not closed.
+
+        Args:
+            otherwise: The clause for a job that was not killed, if its recording gives a reason.
+        """
+        if self.exit_record is None:
+            return RUNNING
+        if isinstance(self.exit_status, int) and self.exit_status < 0:
+            return f"the job was killed by {signal_name(-self.exit_status)}"
+        return otherwise or ("the job ended without leaving Python in order" if self.exit_record else UNFINISHED)
 
 
 def build_manifest(
-    recording: Recording,
-    launch: Mapping[str, Any],
-    exit_record: Mapping[str, Any] | None,
-    steps: Steps,
-    ops: Ops,
-    modules: Modules,
-    op_times: str,
-    notes: tuple[str, ...],
-    speed: Speed,
+    recording: Recording, job: JobRecords, tables: Mapping[type[Table], Table], op_times: str, notes: tuple[str, ...]
 ) -> Manifest:
-    """Builds the manifest.
-
-    Args:
-        recording: The raw recording.
-        launch: The launch record that the parent process wrote when it started the job.
-        exit_record: The exit record that the parent wrote at the end; None while the job runs.
-        steps: Steps seen.
-        ops: Operators.
-        modules: Modules.
-        op_times: Where operator durations come from.
-        notes: Sentences for the reader of a report.
-        speed: Measured speed of the machine.
-    """
-    spool = recording.spool
+    """Builds the manifest of a recording with these tables."""
+    spool, steps = recording.spool, cast(Steps, tables[Steps])
     start = spool.records["start"][0]
-    common = describe_start(spool, launch, speed)
+    common = describe_start(spool, job)
     usages: Mapping[str, Any] = next(reversed(spool.records.get("usages", [])), {})
-    ended, rank = exit_record or {}, str(common.rank)
+    ended, rank = job.exit_record or {}, str(common.rank)
     same = ended.get("same_ranks", {}).get(rank, ())  # the ranks that it stands for, according to the parent
     host = replace(common.machine, threads=int(usages.get("threads", common.machine.threads)))
     return replace(
@@ -70,7 +96,7 @@ def build_manifest(
         same_ranks=tuple(int(other) for other in same if other != common.rank),
         between=Between.from_json(ended.get("between", {}).get(rank, {})),
         communicators=Communicators.from_json(ended.get("communicators", {}).get(rank, {})),
-        capture=_capture(spool, exit_record, steps, ops, modules),
+        capture=_capture(spool, job, steps, cast(Ops, tables[Ops]), cast(Modules, tables[Modules])),
         window=Window(**start["window"]),
         op_times=op_times,
         notes=(
@@ -82,16 +108,10 @@ def build_manifest(
     )
 
 
-def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Manifest:
-    """Returns what the manifest of any recording says about the process, and about the machine as a host.
-
-    Args:
-        spool: The records of the process.
-        launch: The launch record that the parent process wrote when it started the job.
-        speed: Measured speed of the machine.
-    """
+def describe_start(spool: Spool, job: JobRecords) -> Manifest:
+    """Returns what the manifest of any recording says about the process, and about the machine as a host."""
     start = spool.records["start"][0]
-    host, options = start["machine"], launch.get("options", {})
+    host, options = start["machine"], job.launch.get("options", {})
     return Manifest(
         schema_version=SCHEMA_VERSION,
         memprof_version=start["memprof_version"],
@@ -99,8 +119,8 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
         torch_pin=str(options.get("torch_pin", "")),
         python_version=start["python_version"],
         created_us=start["time_ns"] / 1000,
-        command=tuple(str(part) for part in launch.get("command", start["argv"])),
-        target=str(launch.get("target", start["argv"][0] if start["argv"] else "")),
+        command=tuple(str(part) for part in job.launch.get("command", start["argv"])),
+        target=str(job.launch.get("target", start["argv"][0] if start["argv"] else "")),
         machine=Machine(
             device_name=host["device_name"],
             device_kind=host["device_kind"],
@@ -112,7 +132,7 @@ def describe_start(spool: Spool, launch: Mapping[str, Any], speed: Speed) -> Man
             short_types=tuple(host.get("short_types", Machine.short_types)),
             has_amx=bool(host.get("has_amx", False)),
             threads=int(start.get("threads", Machine.threads)),
-            speed=speed,
+            speed=job.speed,
         ),
         rank=start["rank"],
         world_size=start["world_size"],
@@ -148,23 +168,6 @@ def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
     )
 
 
-def read_speed(folder: Path, exit_record: Mapping[str, Any] | None) -> Speed:
-    """Returns the machine's speed: measured on the device by the process if it did, else by the parent.
-
-    Args:
-        folder: The process's folder in the spool.
-        exit_record: The exit record that the parent wrote at the end of the job; None while it runs.
-    """
-    known = (exit_record or {}).get("speed", {})
-    # The file is absent where no device was used, and useless when cut short.
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
-    try:
-        return Speed.from_json(known if isinstance(known, dict) else {})
-    except TypeError:
-        return Speed()  # written by a version that measures other quantities
-
-
 def _step_notes(spool: Spool, steps: Steps) -> list[str]:
     notes = []
     members = max((record["members"] for record in spool.records.get("steps", [])), default=1)
@@ -177,14 +180,13 @@ def _step_notes(spool: Spool, steps: Steps) -> list[str]:
     return notes
 
 
-def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, ops: Ops, modules: Modules) -> Capture:
+def _capture(spool: Spool, job: JobRecords, steps: Steps, ops: Ops, modules: Modules) -> Capture:
     end = spool.records.get("end", [])
-    status = None if exit_record is None else exit_record.get("returncode")
     is_whole = bool(((steps.kind == "recorded") & steps.is_complete & (steps.first_op_id != NONE)).any())
     window = spool.records["start"][0]["window"]
     wanted = int(((steps.kind == "recorded") & steps.is_complete).sum()) >= window["steps"]
     if end and is_whole and wanted:
-        return Capture(is_complete=True, reason=end[0]["reason"], exit_status=status)
+        return Capture(is_complete=True, reason=end[0]["reason"], exit_status=job.exit_status)
     if spool.records.get("faults"):
         reason = describe_fault(spool.records["faults"][0])
     elif spool.records.get("fatal"):
@@ -192,24 +194,8 @@ def _capture(spool: Spool, exit_record: Mapping[str, Any] | None, steps: Steps, 
     elif end:
         reason = end[0]["reason"]
     else:
-        reason = describe_end(exit_record)
-    return Capture(is_complete=False, ends_at=_place(ops, modules), reason=reason, exit_status=status)
-
-
-def describe_end(exit_record: Mapping[str, Any] | None, otherwise: str = "") -> str:
-    """Returns a clause on how a job ended whose recording was not closed.
-
-    Args:
-        exit_record: The exit record that the parent wrote at the end; None while the job runs, empty where memprof was
-            killed before it wrote one.
-        otherwise: The clause for a job that was not killed, if its recording gives a reason.
-    """
-    if exit_record is None:
-        return RUNNING
-    status = exit_record.get("returncode")
-    if isinstance(status, int) and status < 0:
-        return f"the job was killed by {signal_name(-status)}"
-    return otherwise or ("the job ended without leaving Python in order" if exit_record else UNFINISHED)
+        reason = job.describe_end()
+    return Capture(is_complete=False, ends_at=_place(ops, modules), reason=reason, exit_status=job.exit_status)
 
 
 def _place(ops: Ops, modules: Modules) -> str:

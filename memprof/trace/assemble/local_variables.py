@@ -278,13 +278,7 @@ class _Followed:
 
 
 def _bound(statement: Statement, assigned: frozenset[str], results: dict[int, _Place]) -> list[_Binding]:
-    """Returns what a statement binds to its names.
-
-    Args:
-        statement: The statement.
-        assigned: All of its names.
-        results: The storages made or viewed in it.
-    """
+    """Returns what a statement binds to its names."""
     positions = statement.targets
     placed = {
         storage: frozenset(positions[place[0]])

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memprof.trace.assemble import texts
 from memprof.trace.assemble.allocator_history import segment_table
-from memprof.trace.assemble.describe import build_manifest, read_speed
+from memprof.trace.assemble.describe import JobRecords, build_manifest
 from memprof.trace.assemble.device_events import allocator_events, device_samples, heap_samples
 from memprof.trace.assemble.join import join
 from memprof.trace.assemble.links import saved_for_backward
 from memprof.trace.assemble.local_variables import forget_held, held_by_variables
 from memprof.trace.assemble.memory.failures import failure_table, kept_for_backward
-from memprof.trace.assemble.memory.holders import holder_table, with_graphs
+from memprof.trace.assemble.memory.holders import holder_table, need_table, with_graphs
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.storages import memory_samples, memory_tables, workspace_bytes
 from memprof.trace.assemble.operators import durations, module_calls, operator_table, partners_by_step
@@ -29,13 +28,14 @@ from memprof.trace.assemble.statements import forget_functions
 from memprof.trace.assemble.steps import step_table
 from memprof.trace.assemble.times import roofline, with_roofline
 from memprof.trace.files.spool import DRY_RUN, FLAG_IN_REGION, Spool
-from memprof.trace.manifest import Manifest, Speed
+from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
     NONE,
     AllocatorEvents,
     DeviceMemory,
     Holders,
     HostHeap,
+    HostNeeds,
     Memory,
     ModuleCalls,
     Modules,
@@ -54,42 +54,31 @@ from memprof.trace.schema import (
 from memprof.trace.source_lines import forget_changed_sources
 
 
-def assemble_all(
-    folder: Path, spool: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> list[tuple[Manifest, dict[type[Table], Table]]]:
+def assemble_all(job: JobRecords, spool: Spool) -> list[tuple[Manifest, dict[type[Table], Table]]]:
     """Assembles a raw recording, once for each device; see ``memprof.trace.assemble.assemble_devices``."""
     recordings = open_recordings(spool)
     devices = tuple(recording.memory_events.device for recording in recordings)
     if forget_changed_sources():
         forget_functions()
         forget_held()
-    return [_assemble(folder, recording, devices, launch, exit_record) for recording in recordings]
+    return [_assemble(job, recording, devices) for recording in recordings]
 
 
 def _assemble(
-    folder: Path,
-    recording: Recording,
-    devices: tuple[str, ...],
-    launch: Mapping[str, Any],
-    exit_record: Mapping[str, Any] | None,
+    job: JobRecords, recording: Recording, devices: tuple[str, ...]
 ) -> tuple[Manifest, dict[type[Table], Table]]:
-    speed = read_speed(folder, exit_record)
-    part = _tables(recording, speed, exit_record)
+    part = _tables(recording, job)
     tables, on_evaluation = part.tables, part.on_evaluation
     for later in open_later(recording.spool, recording.memory_events.device):
-        more = _tables(later, speed, exit_record, part)
+        more = _tables(later, job, part)
         tables, on_evaluation = join(tables, more.tables), more.on_evaluation or on_evaluation
-    steps, ops, modules = tables[Steps], tables[Ops], tables[Modules]
-    assert isinstance(steps, Steps)
-    assert isinstance(ops, Ops)
-    assert isinstance(modules, Modules)
     notes = (
         *recording.spool.records.get("notes", []),
         *part.notes,
         *on_evaluation,
         *_device_notes(recording.memory_events.device, devices),
     )
-    return build_manifest(recording, launch, exit_record, steps, ops, modules, part.op_times, notes, speed), tables
+    return build_manifest(recording, job, tables, part.op_times, notes), tables
 
 
 @dataclass(frozen=True)
@@ -111,9 +100,7 @@ class _Part:
     op_times: str
 
 
-def _tables(
-    recording: Recording, speed: Speed, exit_record: Mapping[str, Any] | None, before: _Part | None = None
-) -> _Part:
+def _tables(recording: Recording, job: JobRecords, before: _Part | None = None) -> _Part:
     """Builds the tables of a stretch; one after the first ran other sizes than the timed step."""
     modules = texts.module_table(recording.spool)
     calls = module_calls(recording)
@@ -124,18 +111,19 @@ def _tables(
     timed = {} if before is not None and recording.memory_events.device == CPU else partners
     memory = memory_tables(recording, modules, ops, partners)
     if is_dry:
-        duration_us, op_times = roofline(recording, ops, memory.storages, memory.uses, speed)
+        duration_us, op_times = roofline(recording, ops, memory.storages, memory.uses, job.speed)
     else:
         duration_us, op_times = durations(recording, timed)
     ops = ops.replace(duration_us=duration_us, workspace_bytes=workspace_bytes(memory.storages, memory.counter))
     steps = step_table(recording.spool, ops.step, recording.is_real)
     steps = with_roofline(steps, ops) if is_dry else steps
     is_inside = recording.spread((recording.raw["flags"] & FLAG_IN_REGION) != 0, fill=False)
-    failures, stacks = failure_table(recording, ops, stacks, exit_record)
+    failures, stacks = failure_table(recording, ops, stacks, job.exit_record)
     # Compiled code has no variables of the job's.
     eager = ops.replace(stack_id=np.where(is_inside, NONE, ops.stack_id))
     held = held_by_variables(eager, memory.storages, memory.uses, calls.table, stacks)
     holders, stacks = holder_table(recording.spool, memory.held, stacks)
+    needs, stacks = need_table(recording.spool, stacks)
     holders = with_graphs(recording, holders, ops, memory.storages)
     tables: dict[type[Table], Table] = {
         Modules: modules,
@@ -150,6 +138,7 @@ def _tables(
         Segments: segment_table(recording.spool, recording.epoch, recording.memory_events.device),
         DeviceMemory: device_samples(recording.spool),
         HostHeap: heap_samples(recording.spool),
+        HostNeeds: needs,
         OutOfMemory: failures,
         Holders: holders,
         Optimizers: optimizer_table(recording.spool),

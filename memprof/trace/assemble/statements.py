@@ -61,26 +61,14 @@ def forget_functions() -> None:
     _parsed.cache_clear()
 
 
-def parse_function(path: str, first: int, last: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Returns the syntax tree of a function, whose lines count from its own first; None where it cannot be read.
-
-    Args:
-        path: The file.
-        first: The function's first line, counted from 0.
-        last: The line behind its last.
-    """
+@cache
+def _parsed(path: str, first: int, last: int) -> Function | None:
     try:
         tree = ast.parse(textwrap.dedent("\n".join(lines_of(path)[first:last])))
     except (SyntaxError, ValueError, RecursionError):
         return None
     definition = tree.body[0] if tree.body else None
-    return definition if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) else None
-
-
-@cache
-def _parsed(path: str, first: int, last: int) -> Function | None:
-    definition = parse_function(path, first, last)
-    if definition is None:
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     found = Function(first + 1)
     repeated = {

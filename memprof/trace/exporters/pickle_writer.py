@@ -48,11 +48,6 @@ class PickleWriter:
     """Writes one dictionary to a file: protocol 4, of texts, numbers, lists, dictionaries and pairs."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Starts the dictionary.
-
-        Args:
-            file: The destination.
-        """
         self._write: Callable[[bytes], object] = file.write
         self._texts: dict[str, int] = {}
         self._known = 0
@@ -69,10 +64,6 @@ class PickleWriter:
         """Writes values that rows refer to, as a list under a key that has to be set again afterwards.
 
         A pickle has no other place for values that are only referred to: torch's viewer has no opcode to drop one.
-
-        Args:
-            key: The key.
-            values: The values.
 
         Returns:
             The number of each, shape ``(values,)``.

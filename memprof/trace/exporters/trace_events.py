@@ -88,13 +88,7 @@ def time_operators(trace: Trace, base_us: float) -> Times:
 
 
 def write_events(file: BinaryIO, events: Iterable[Sequence[str]], about: dict[str, Any]) -> None:
-    """Writes a file of events as they are generated, holding only the current ones in memory.
-
-    Args:
-        file: The destination.
-        events: The events, each as JSON, some at a time.
-        about: The file's metadata.
-    """
+    """Writes a file of events as they are generated, holding only the current ones in memory."""
     file.write(f'{{"displayTimeUnit":"ms","otherData":{quoted(about)},"traceEvents":[\n'.encode())
     separator = b""
     for some in events:

@@ -98,9 +98,6 @@ class Archive:
     def open(path: Path) -> Archive:
         """Lists a zip.
 
-        Args:
-            path: The zip.
-
         Raises:
             BadInputError: The file is missing, empty, cut short, damaged, or not a zip written by ``write_archive``.
         """
@@ -122,9 +119,6 @@ class Archive:
         """Reads one entry and verifies its checksum.
 
         Nothing is unpacked to disk or decompressed, so the content is never larger than the file.
-
-        Args:
-            name: The entry.
 
         Raises:
             BadInputError: The file is gone, was replaced since, or is damaged.

@@ -56,11 +56,9 @@ class Coded:
         return Coded(codes, distinct)
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
         return len(self.codes)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Returns the texts of some rows."""
         return self.distinct[self.codes[rows]]
 
 

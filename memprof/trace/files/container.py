@@ -204,9 +204,6 @@ def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[T
 def read_container(path: Path) -> Container:
     """Reads the manifests of a .memprof file.
 
-    Args:
-        path: The file.
-
     Raises:
         BadInputError: The file is missing, empty, cut short, damaged, foreign or of a newer schema.
     """

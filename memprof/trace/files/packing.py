@@ -44,10 +44,6 @@ def pack_table(table: Table, others: Mapping[type[Table], Table]) -> bytes:
     Columns without any value are left out, as are those that equal another column or have one value throughout.
     Integers and times are stored as they are, as differences, or as distances to the last equal value, whichever is
     smallest. The same table gives the same bytes.
-
-    Args:
-        table: The table.
-        others: The other tables of the same rank.
     """
     packer = _Packer(len(table))
     for column in table.columns():

@@ -29,6 +29,11 @@ FILE_NAME = "recording.spool"
 
 #: Begins the note in a recording that the kernel killed the job.
 RAN_OUT = "out of memory:"
+#: Begins the note that something else killed the job.
+KILLED = "the job was killed (SIGKILL)"
+
+#: Element type of what a container holds that has got many more elements; and what begins those of numpy's arrays.
+OBJECTS, ARRAY = "Python objects", "numpy."
 
 #: Streams of int64 rows and their columns. Times are Unix nanoseconds.
 COLUMNS: dict[str, tuple[str, ...]] = {

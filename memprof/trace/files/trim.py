@@ -36,9 +36,6 @@ def drop_warm_up(tables: Mapping[type[Table], Table]) -> Tables:
     that are kept gives the same bytes. Operators, storages and module calls are renumbered without gaps; rows
     of ``steps`` stay, those of the warm-up without operators.
 
-    Args:
-        tables: The tables of one process.
-
     Returns:
         The tables without the warm-up, or unchanged if no recorded step is complete.
     """

@@ -45,7 +45,6 @@ class Allocations:
     clashes: int
 
     def __len__(self) -> int:
-        """Returns the number of lives."""
         return len(self.alloc)
 
 

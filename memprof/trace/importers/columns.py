@@ -77,7 +77,6 @@ class Entries:
     keys: frozenset[Any] = frozenset()
 
     def __len__(self) -> int:
-        """Returns the number of entries."""
         return len(self.action)
 
     @classmethod
@@ -114,7 +113,6 @@ class Blocks:
     stacks: list[Stack]
 
     def __len__(self) -> int:
-        """Returns the number of blocks."""
         return len(self.address)
 
     @classmethod
@@ -141,11 +139,6 @@ class Annotation:
 
 def read_entries(raw: Sequence[Any], stacks: StackTable, what: str) -> Entries:
     """Reads the history of one device.
-
-    Args:
-        raw: The entries as loaded.
-        stacks: Where stacks are interned.
-        what: Description of the entries, for errors.
 
     Raises:
         BadInputError: An entry is not a dict, or a value has the wrong type.

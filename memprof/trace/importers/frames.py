@@ -116,7 +116,6 @@ class StackTable:
     """Interns stacks. Frames are shared hundreds of thousands of times, so each is parsed once."""
 
     def __init__(self) -> None:
-        """Creates an empty table."""
         self._frames: dict[int, _Frame] = {}
         self._kept: list[Any] = []  # keeps frames alive, so that ids stay unique
         self._stacks: dict[tuple[int, ...], Stack] = {}
@@ -152,12 +151,7 @@ class StackTable:
         return replace(stack, operator=operator, phase=phase or stack.phase, makes_workspace=_workspace("", operator))
 
     def with_forward(self, stack: Stack, lines: Any) -> Stack:
-        """Returns a stack of backward with the place of the forward that it belongs to.
-
-        Args:
-            stack: The stack.
-            lines: Texts of the forward's frames, the outermost first, as anomaly mode formats them.
-        """
+        """Returns a stack of backward with the place of the forward that it belongs to."""
         key = tuple(map(text_of, lines if isinstance(lines, list) else ()))
         if key not in self._forwards:
             found = [match for text in key for match in _FORMATTED.findall(text)]

@@ -85,10 +85,6 @@ class KinetoTrace:
 def parse_kineto(path: Path, data: bytes) -> KinetoTrace:
     """Reads a profiler trace.
 
-    Args:
-        path: Name of the file, for errors.
-        data: Its JSON.
-
     Raises:
         BadInputError: It is not JSON or not a profiler trace, or it has no memory events.
     """

@@ -95,9 +95,6 @@ def find_purposes(lives: Lives) -> Purposes:
       the history cuts off is what other memory of the same stack is.
     * Memory from before the history that stays is parameters and optimizer state: of each size as many parameters as
       there are gradients, the rest state. What backward frees was an activation, anything else that goes a gradient.
-
-    Args:
-        lives: The lives.
     """
     count = len(lives.created)
     category, how = np.full(count, "unknown", dtype=object), np.full(count, "", dtype=object)
@@ -164,10 +161,6 @@ def _are_cublas(lives: Lives, mask: Bools) -> Bools:
     Tensors have such sizes, too. A workspace's stack makes no others of that size, but names a product, or makes
     something just before or after: the product's result. What has no stack, or a power of two as its size, counts where
     few of it stay.
-
-    Args:
-        lives: The lives.
-        mask: Those that may be one.
     """
     may, keys = lives.of_stacks(lambda stack: stack.makes_workspace is None), lives.of_stacks(attrgetter("stack_id"))
     is_product = lives.of_stacks(lambda stack: stack.operator != "")

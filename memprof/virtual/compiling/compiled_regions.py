@@ -177,6 +177,7 @@ class CompiledRegions:
                 bool(patches.get(_CUDA_GRAPHS, config.triton.cudagraphs)) and self._is_virtual
             )
             patches = {**patches, **settings}
+            self._notes.settings.read()
             inner = self._running(options.get("inner_compile", compile_inner))
             options["inner_compile"] = config.patch(patches)(inner)
             try:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 
+from memprof.recorder.compiled.memory_settings import INITIAL_POOL, MemorySettings, compiler_setting
 from memprof.trace.files.spool import COMPILED, RAN_EAGERLY
 from memprof.units import format_count
 
@@ -16,6 +17,7 @@ class RegionNotes:
     Attributes:
         graphs: Graphs that were compiled.
         unplaced: Those among them whose modules and lines are unknown.
+        settings: The settings that they were compiled under.
         has_cuda_graphs: Whether a real run keeps memory in the pools of CUDA graphs.
     """
 
@@ -26,6 +28,7 @@ class RegionNotes:
             is_virtual: Whether the job runs on a virtual GPU.
         """
         self.graphs = self.unplaced = 0
+        self.settings = MemorySettings()
         self.has_cuda_graphs = False
         self._is_virtual = is_virtual
         self._eager: Counter[str] = Counter()
@@ -49,8 +52,14 @@ class RegionNotes:
             compared = ", not compared with a run on a GPU" if self._is_virtual else ""
             graphs = format_count(self.graphs, "graph")
             notes.append(f"{COMPILED}: {graphs} compiled as in a real run, up to the kernels{compared}")
+        notes += self.settings.sentences()
         if self.has_cuda_graphs:
-            notes.append(f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted")
+            first = compiler_setting("torch._inductor.config", INITIAL_POOL)
+            is_set = isinstance(first, float | int) and first > 0
+            of_these = f", of which {first} GiB are allocated when the pool is made" if is_set else ""
+            notes.append(
+                f"{COMPILED}: memory that a real run keeps in the pools of CUDA graphs is not counted{of_these}"
+            )
         if self.unplaced:
             graphs = format_count(self.unplaced, "graph")
             notes.append(f"{COMPILED}: modules and lines inside {graphs} are unknown with torch {torch.__version__}")

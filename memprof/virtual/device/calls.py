@@ -14,6 +14,7 @@ from memprof.machines.card import Architecture
 from memprof.virtual.device.face import FACE, answer_wrapped_device, down, dtype_named, is_cuda, is_on_device
 from memprof.virtual.device.kernels.attention import Attention
 from memprof.virtual.device.kernels.recurrent import RECURRENT
+from memprof.virtual.device.pinned import PinnedMemory
 
 _Tensor: Any = torch.Tensor
 _devices: Any = importlib.import_module("torch.utils._device")
@@ -46,17 +47,21 @@ _NUMBERS = (bool, int, float, complex)
 class DeviceCalls(TorchFunctionMode):
     """The lowest function mode of a dry run on a device: it sees calls as torch would receive them."""
 
-    def __init__(self, architecture: Architecture, dry: Any, before_backward: Callable[[], None]) -> None:
+    def __init__(
+        self, architecture: Architecture, dry: Any, before_backward: Callable[[], None], pinned: PinnedMemory
+    ) -> None:
         """Prepares the translation.
 
         Args:
             architecture: Torch's behaviour on the device.
             dry: The mode in which operators are dry-run.
             before_backward: Called before each backward.
+            pinned: Follows what is pinned.
         """
         super().__init__()
         self._dry = dry
         self._before_backward = before_backward
+        self._pinned = pinned
         attend = Attention(architecture)
         self._replaced: dict[Any, Callable[..., Any]] = {
             _Tensor.cuda: _to_device,
@@ -97,12 +102,28 @@ class DeviceCalls(TorchFunctionMode):
 
         _Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # not visible to function modes
         # A data loader pins its batches in a thread of its own, where no mode is on.
-        _Tensor.pin_memory, _Tensor.is_pinned = _as_it_is, _never
+        _Tensor.pin_memory, _Tensor.is_pinned = self._pin, self._is_pinned
         _Tensor.record_stream = _nothing  # torch's own refuses streams of a dry run before any mode sees the call
         for owner, name in ATTENTION:
             original = getattr(owner, name, None)
             if original is not None:
                 setattr(owner, name, self._standing_in(original))
+
+    @property
+    def _pin(self) -> Callable[..., Any]:
+        def pin_memory(tensor: Any, device: Any = None) -> Any:
+            """Returns a tensor as it is, noted as pinned: a copy in the processor's memory would be the same."""
+            self._pinned.pin(tensor)
+            return tensor
+
+        return pin_memory
+
+    @property
+    def _is_pinned(self) -> Callable[..., bool]:
+        def is_pinned(tensor: Any, device: Any = None) -> bool:
+            return self._pinned.is_pinned(tensor)
+
+        return is_pinned
 
     def _standing_in(self, original: Any) -> Any:
         answer = self._replaced[original]
@@ -170,16 +191,6 @@ def _to_device(_func: Any, args: Any, kwargs: Any) -> Any:
         device = torch.device("cuda", device)
     options = {name: value for name, value in kwargs.items() if name != "device"}
     return tensor.to(down(device), **options)
-
-
-def _as_it_is(tensor: Any, device: Any = None) -> Any:
-    """Replaces `Tensor.pin_memory`: memory of the processor is not part of a dry run on a device."""
-    return tensor
-
-
-def _never(tensor: Any, device: Any = None) -> bool:
-    """Replaces `Tensor.is_pinned`."""
-    return False
 
 
 def _nothing(tensor: Any, s: Any) -> None:

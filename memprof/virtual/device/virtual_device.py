@@ -39,12 +39,15 @@ from memprof.virtual.device.kernels.operator_rules import (
 from memprof.virtual.device.kernels.operator_rules import SHAPES as TYPED_PRODUCTS
 from memprof.virtual.device.kernels.recurrent import SHAPES as RECURRENT_SHAPES
 from memprof.virtual.device.memory import VirtualMemory
+from memprof.virtual.device.pinned import PinnedMemory
 from memprof.virtual.tensors.fakes import dry_storage_span
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from memprof.recorder.log import RawLog
+
+_TO_COPY = torch.ops.aten._to_copy.default
 
 
 class VirtualDevice:
@@ -53,6 +56,7 @@ class VirtualDevice:
     Attributes:
         card: Its properties.
         memory: Its memory.
+        pinned: What the job pins on the host.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class VirtualDevice:
         room = card.capacity_bytes - card.context_bytes
         settings = settings_from_options(options, capacity_bytes=room)
         self.memory = VirtualMemory(settings, context_bytes=card.context_bytes, is_strict=is_strict)
+        self.pinned = PinnedMemory(options)
         self._request = request
         self._snapshots: JobSnapshots | None = None
         self._answers = Answers.find(card, torch.__version__)
@@ -86,7 +91,7 @@ class VirtualDevice:
         cuda.install(self.card, self.memory, self._snapshots)
         self._casts.install()
         self._fused.install()
-        self._calls = DeviceCalls(self.card.architecture, mode, self._snapshots.end_if_complete)
+        self._calls = DeviceCalls(self.card.architecture, mode, self._snapshots.end_if_complete, self.pinned)
         self._calls.install()
 
     @property
@@ -135,6 +140,11 @@ class VirtualDevice:
             processor_bytes: What the processor's kernel of an operator on sparse tensors takes; None for others.
         """
         self.memory.history.operator = func
+        if isinstance(result, FakeTensor) and result.fake_device.type == "cpu":
+            # torch pins what it copies to the processor without waiting (_to_copy, TensorConversions.cpp).
+            is_copied = func is _TO_COPY and kwargs.get("non_blocking") and face.is_on_device(args[0])
+            if is_copied or kwargs.get("pin_memory"):
+                self.pinned.pin(result)
         if processor_bytes is not None:
             self._after_sparse(func, args, result, processor_bytes)
             self.memory.history.operator = None
@@ -180,7 +190,7 @@ class VirtualDevice:
 
     def events(self, log: RawLog) -> VirtualEvents:
         """Returns the component that reports the device to a recording."""
-        return VirtualEvents(log, self.memory, self.card, self._answers)
+        return VirtualEvents(log, self.memory, self.card, self._answers, self.pinned)
 
     def notes(self) -> list[str]:
         """Returns notes on the device for the reader of the trace."""
@@ -228,7 +238,7 @@ class VirtualDevice:
 class VirtualEvents:
     """Replaces the allocator's history and the driver's samples (`recorder.sources`)."""
 
-    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card, answers: Answers) -> None:
+    def __init__(self, log: RawLog, memory: VirtualMemory, card: Card, answers: Answers, pinned: PinnedMemory) -> None:
         """Stores the components; logs nothing yet.
 
         Args:
@@ -236,7 +246,9 @@ class VirtualEvents:
             memory: The device's memory.
             card: Properties of the device.
             answers: What is asked for workspaces.
+            pinned: What the job pins on the host.
         """
+        self._pinned = pinned
         self.is_running = False
         self._log = log
         self._memory = memory
@@ -275,4 +287,6 @@ class VirtualEvents:
         reserved = memory.reserved_bytes
         used = reserved + card.context_bytes
         number = log.intern("devices", memory.device)
-        log.device_memory.extend((clock_ns(), number, card.capacity_bytes, used, used, reserved, -1))
+        log.device_memory.extend(
+            (clock_ns(), number, card.capacity_bytes, used, used, reserved, self._pinned.total_bytes)
+        )

@@ -267,7 +267,7 @@ class CallRepeats:
         shapes = [leaf for leaf in result.leaves if isinstance(leaf, _Shape)]
         is_differentiable = any(shape.requires_grad for shape in shapes)
         if is_differentiable:
-            made = _Repeated.apply(self, entry, shapes, count, *inputs)
+            made = _Repeated.apply(self, entry, shapes, count, *inputs)  # type: ignore[no-untyped-call]
         else:
             REPEATED(result.excess_bytes)
             made = self._make_all(result, shapes)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from memprof.replay.live import live_bytes
+from memprof.trace.assemble.describe import JobRecords
 from memprof.trace.assemble.light.process import assemble_light
 from memprof.trace.assemble.light.stretch import BETWEEN_CALLS, BETWEEN_NODES, UPDATE, cut_regions, ordinary_spool
 from memprof.trace.files.spool import (
@@ -75,7 +76,7 @@ def test_real_snapshots_are_packed_with_the_runs_steps(path: Path, tmp_path: Pat
         starts_ns = [round((low + (high - low) * part) * 1000) for part in (0.0, 0.4, 0.7)]
         module_ns = starts_ns[0]
     _write_process(tmp_path / "process-1", path, starts_ns, module_ns)
-    packed = assemble_light(tmp_path / "process-1", {}, {"returncode": 0})
+    packed = assemble_light(JobRecords(tmp_path / "process-1", {}, {"returncode": 0}))
     assert packed is not None
     manifest = packed[0]
     trace = Trace.of([packed], "run.memprof")
@@ -109,7 +110,7 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
     rows += [8, 10**6, 15 * 10**5, 0, 0, FORWARD, 1, 300, 800, 0, FORWARD, 1, -1, 64]
     writer.write_rows("step_peaks", array("q", rows))
     writer.close()
-    packed = assemble_light(tmp_path, {}, {"returncode": -9})
+    packed = assemble_light(JobRecords(tmp_path, {}, {"returncode": -9}))
     assert packed is not None
     trace = Trace.of([packed], "run.memprof")
     assert trace.manifest.backend.name == "cuda-light"
@@ -132,7 +133,7 @@ def test_a_killed_job_on_cuda_leaves_its_counts(tmp_path: Path) -> None:
         ({"returncode": 1}, "the job ended without leaving Python in order"),
         (None, "the job is still running"),
     ):
-        packed = assemble_light(tmp_path, {}, exit_record)
+        packed = assemble_light(JobRecords(tmp_path, {}, exit_record))
         assert packed is not None
         assert packed[0].capture.reason == reason
 
@@ -142,7 +143,7 @@ def test_a_process_that_recorded_nothing_is_none(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path / LIGHT_FOLDER)
     writer.write_record("start", _START)
     writer.close()
-    assert assemble_light(tmp_path, {}, None) is None
+    assert assemble_light(JobRecords(tmp_path, {}, None)) is None
 
 
 def _stretch(**rows: list[list[int]]) -> Spool:

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,11 @@ def compare_allocations(
             "train.py"
         )
     from memprof.analysis.compared.allocation_sequence import read_sequence
-    from memprof.analysis.compared.comparison import compare_sequences, require_aligner
+    from memprof.analysis.compared.comparison import compare_sequences
     from memprof.errors import GateFailedError
 
-    require_aligner()
+    if find_spec("rapidfuzz") is None:
+        raise UsageError("comparing allocations needs rapidfuzz: pip install 'torch-memprof[compare]'")
     if in_dashboard:
         importlib.import_module("memprof_dashboard.command").require_dash()
     real = read_sequence(snapshot)

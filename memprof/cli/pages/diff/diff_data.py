@@ -108,12 +108,7 @@ MODULES = (Column("name"), Column("change_bytes", None, BYTES_CHANGE, attrgetter
 
 
 def diff_to_json(found: Diff, names: tuple[str, str]) -> Json:
-    """Returns a diff ready for ``json.dump``.
-
-    Args:
-        found: The diff.
-        names: Names of the two sides.
-    """
+    """Returns a diff ready for ``json.dump``."""
     return {
         "schema": DIFF_SCHEMA,
         "base": record(SIDES, (found.base, names[0], len(found.bases))),

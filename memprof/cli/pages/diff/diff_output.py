@@ -6,31 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.harmless import notify
-
 if TYPE_CHECKING:
     from memprof.analysis.diff.comparison import Diff
 
 FORMATS = ("text", "markdown", "github", "json", "benchmark", "junit", "html")
-
-
-def write_output(
-    found: Diff, form: str, output: Path | None, rows: int, *, explains: bool, names: tuple[str, str]
-) -> None:
-    """Writes a diff.
-
-    Args:
-        found: The diff.
-        form: One of FORMATS.
-        output: The file; None for stdout.
-        rows: Maximum rows per table.
-        explains: Explain the changes in words.
-        names: Names of the two sides.
-    """
-    text = render(found, form, rows, explains=explains, names=names)
-    write_text(text, output)
-    if output is not None:
-        notify(f"written to {output}")
 
 
 def write_text(text: str, output: Path | None) -> None:

@@ -20,15 +20,7 @@ from memprof.units import format_bytes_change, workflow_text
 
 
 def fill_diff(page: Page, found: Diff, rows: int, *, explains: bool, names: tuple[str, str]) -> None:
-    """Adds a diff to a page.
-
-    Args:
-        page: The page.
-        found: The diff.
-        rows: Maximum rows per table.
-        explains: Explain the changes in words.
-        names: Names of the two sides.
-    """
+    """Adds a diff to a page."""
     page.say(headline(found), "bold")
     for level, verdict in found.verdicts:
         if verdict.is_failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -44,22 +43,27 @@ def devices(
         refuse_existing(find_place(written), force=force)
     from memprof.analysis.allocator.uncertainty import room_of
     from memprof.analysis.plans.basis import basis_of
-    from memprof.cli.pages.devices_page import show_devices
+    from memprof.analysis.plans.devices import devices_needed
+    from memprof.cli.page import show
+    from memprof.cli.pages.devices_page import devices_to_json, fill_devices
     from memprof.machines.catalogue import find_machine
     from memprof.machines.outside import NCCL
+    from memprof.policies.plan.plan import Plan
+    from memprof.policies.plan.plan_file import write_plan
+    from memprof.replay.live import live_bytes
     from memprof.trace.store import Trace
 
-    budget_of = read_budget(budget, machine)
+    read = read_budget(budget, machine)
     device = find_machine(machine) if machine else None
     opened = Trace.open(trace, rank)
     basis = basis_of(opened, step_number, device)
     communicator = NCCL.most_bytes if machine is not None and budget is None else 0
-    return show_devices(
-        basis,
-        opened,
-        partial(budget_of, room=room_of(opened)),
-        communicator,
-        device,
-        written,
-        is_json=is_json,
+    budget_bytes = read(int(live_bytes(basis.step).during.max(initial=0)), room=room_of(opened))
+    found = devices_needed(basis.step, budget_bytes, device, communicator_bytes=communicator)
+    if written is not None and found.needed is not None and not found.fits_alone:
+        plan = Plan((found.needed.policy,), budget_bytes=budget_bytes)
+        write_plan(written, plan.predict(basis.step, trace=str(opened.path))[0])
+    show(
+        lambda page: fill_devices(page, found, basis, opened, written), lambda: devices_to_json(found), is_json=is_json
     )
+    return 0 if found.fits_alone or found.needed is not None else 4

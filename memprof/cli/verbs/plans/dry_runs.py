@@ -118,12 +118,6 @@ def check_plans(
 def dry_run_plan(recording: Path, manifest: Manifest, basis: Basis, plan: Plan) -> tuple[Basis, str]:
     """Dry-runs a job under the policies of a plan that change kernels, if this user recorded it here.
 
-    Args:
-        recording: The recording.
-        manifest: Its manifest.
-        basis: The steps as recorded.
-        plan: The plan.
-
     Returns:
         The steps to predict the plan from, and why they are not of dry runs, a sentence; "" if they are or need not be.
 

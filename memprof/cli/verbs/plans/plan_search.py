@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from memprof.analysis.allocator.uncertainty import room_of
 from memprof.analysis.plans.basis import Basis, basis_of, link_of
 from memprof.analysis.plans.dry_check_results import Checked, worth_keeping
+from memprof.analysis.plans.host_budget import with_host
 from memprof.analysis.plans.suggest import Suggestion, suggest
 from memprof.cli.options.suggest_options import SuggestOptions
 from memprof.cli.page import Page
@@ -151,6 +152,7 @@ def suggest_plans(opened: Trace, search_request: MakeSearchRequest, given: Sugge
         is_checked=runs > 0,
         is_rough=runs > 0 and compile_runs is None,
     )
+    request = with_host(request, opened, elsewhere, basis.step.targets_device())
     if compile_runs is not None and Compile.name in request.forbid:
         raise UsageError("--compile lists compiled plans, which --forbid compile rules out: leave one out.")
     context = click.get_current_context()

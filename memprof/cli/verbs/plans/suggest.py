@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from memprof.cli.options.command_classes import refuse_others
+from memprof.cli.options.command_classes import GroupedCommand, refuse_others
 from memprof.cli.options.search_options import read_search_request
-from memprof.cli.options.suggest_options import SuggestCommand, SuggestOptions, suggest_options
+from memprof.cli.options.suggest_options import SuggestOptions, suggest_options
 
 
 @click.command(
-    cls=SuggestCommand,
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   memprof suggest run.memprof --budget 8GiB

@@ -136,7 +136,6 @@ class Front:
     """Keeps the Pareto-optimal choices, ordered by bytes, so a larger budget never gets a slower schedule."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._peaks: list[int] = []
         self.choices: list[Choice] = []
 

@@ -18,7 +18,6 @@ class Moves:
     """Draws random moves on one schedule and applies them."""
 
     def __init__(self, state: Repeats, draw: random.Random) -> None:
-        """Prepares moves on a schedule, which they modify."""
         self.state = state
         self.draw = draw
         graph = state.graph

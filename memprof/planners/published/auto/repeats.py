@@ -38,7 +38,6 @@ class Repeats:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Starts with no repeats."""
         ops = graph.ops
         self.graph = graph
         self.stages: list[list[int]] = [[] for _ in range(ops)]

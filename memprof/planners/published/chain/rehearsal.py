@@ -74,11 +74,7 @@ class Rehearsal:
         return sum(self._size[value] for value in values)
 
     def backward(self, held: set[int]) -> tuple[Items, float]:
-        """Lists the stage's backward with its recompute; also returns the recompute time.
-
-        Args:
-            held: Values kept for it.
-        """
+        """Lists the stage's backward with its recompute; also returns the recompute time."""
         alive = set(held)
         items: Items = []
         spent = 0.0

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from memprof.errors import BadInputError
 from memprof.trace.assemble import texts
-from memprof.trace.assemble.describe import describe_end, describe_start, machine_of, read_speed
+from memprof.trace.assemble.describe import JobRecords, describe_start, machine_of
 from memprof.trace.assemble.device_events import heap_samples
 from memprof.trace.assemble.light.run import Run, join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
@@ -52,20 +52,14 @@ def is_light(folder: Path) -> bool:
     return (folder / LIGHT_FOLDER).is_dir()
 
 
-def assemble_light(
-    folder: Path, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> tuple[Manifest, dict[type[Table], Table]] | None:
+def assemble_light(job: JobRecords) -> tuple[Manifest, dict[type[Table], Table]] | None:
     """Assembles one process's light recording; None when nothing was recorded.
-
-    Args:
-        folder: The process's folder in the spool.
-        launch: The launch record that the parent process wrote when it started the job.
-        exit_record: The exit record that the parent wrote when the job ended; None while it runs.
 
     Raises:
         OSError: The recording cannot be read.
         BadInputError: The snapshot of a device's history is damaged.
     """
+    folder = job.folder
     main = read_spool(folder / LIGHT_FOLDER)
     if not main.records.get("start") or not len(main.rows["step_peaks"]):
         return None
@@ -77,7 +71,7 @@ def assemble_light(
         found, device = assemble_device(snapshot, folder, main)
         tables |= found
     elif device == "cpu":
-        tables |= _stretch_tables(folder, main, launch, exit_record)
+        tables |= _stretch_tables(job, main)
     if Holders not in tables:
         stacks = cast(Stacks, tables.get(Stacks, Stacks.empty()))
         tables[Holders], tables[Stacks] = holder_table(main, None, stacks)
@@ -87,16 +81,24 @@ def assemble_light(
     tables[StepPeaks] = run.step_peaks()
     tables[HostHeap] = heap_samples(main)
     tables[ModulePeaks] = module_peaks(main, device)
-    return light_manifest(folder, main, run, tables, launch, exit_record), tables
+    common = describe_start(main, job)
+    manifest = replace(
+        common,
+        machine=machine_of(main, run.device, common.machine),
+        backend=CPU_LIGHT if run.device == "cpu" else CUDA_LIGHT,
+        capture=_capture(main, job, run, cast(Modules, tables[Modules])),
+        window=Window(steps=len(run)),
+        op_times="none",
+        notes=tuple(_notes(main, tables)),
+    )
+    return manifest, tables
 
 
-def _stretch_tables(
-    folder: Path, main: Spool, launch: Mapping[str, Any], exit_record: Mapping[str, Any] | None
-) -> dict[type[Table], Table]:
-    stretch = choose_stretch(folder)
+def _stretch_tables(job: JobRecords, main: Spool) -> dict[type[Table], Table]:
+    stretch = choose_stretch(job.folder)
     if stretch is None:
         return {}
-    found = assemble_all(folder, ordinary_spool(main, stretch), launch, exit_record)
+    found = assemble_all(job, ordinary_spool(main, stretch))
     if not found:
         return {}
     tables = found[0][1]
@@ -127,11 +129,6 @@ def find_snapshot(folder: Path, main: Spool) -> Path | None:
 
 def assemble_device(path: Path, folder: Path, main: Spool) -> tuple[dict[type[Table], Table], str]:
     """Builds the tables of the device that the process used most.
-
-    Args:
-        path: The snapshot.
-        folder: The process's folder in the spool.
-        main: The records of the whole run.
 
     Returns:
         The tables, and the device's name.
@@ -224,41 +221,9 @@ CUDA_LIGHT = Backend(
 )
 
 
-def light_manifest(
-    folder: Path,
-    main: Spool,
-    run: Run,
-    tables: Mapping[type[Table], Table],
-    launch: Mapping[str, Any],
-    exit_record: Mapping[str, Any] | None,
-) -> Manifest:
-    """Builds the manifest.
-
-    Args:
-        folder: The process's folder in the spool.
-        main: The records of the whole run.
-        run: The steps of the run.
-        tables: The tables built so far.
-        launch: The launch record that the parent process wrote when it started the job.
-        exit_record: The exit record that the parent wrote at the end; None while the job runs.
-    """
-    common = describe_start(main, launch, read_speed(folder, exit_record))
-    modules = cast(Modules, tables[Modules])
-    is_cuda = run.device != "cpu"
-    return replace(
-        common,
-        machine=machine_of(main, run.device, common.machine),
-        backend=CUDA_LIGHT if is_cuda else CPU_LIGHT,
-        capture=_capture(main, exit_record, run, modules),
-        window=Window(steps=len(run)),
-        op_times="none",
-        notes=tuple(_notes(main, tables)),
-    )
-
-
-def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modules: Modules) -> Capture:
+def _capture(main: Spool, job: JobRecords, run: Run, modules: Modules) -> Capture:
     end = next(iter(main.records.get("end", [])), None)
-    status = None if exit_record is None else exit_record.get("returncode")
+    status = job.exit_status
     faults = main.records.get("faults", [])
     if end is not None and not faults and not status:
         return Capture(is_complete=True, reason=end["reason"], exit_status=status)
@@ -266,7 +231,7 @@ def _capture(main: Spool, exit_record: Mapping[str, Any] | None, run: Run, modul
     if faults:
         reason = describe_fault(faults[0])
     else:
-        reason = describe_end(exit_record, "" if end is None else end["reason"])
+        reason = job.describe_end("" if end is None else end["reason"])
     return Capture(is_complete=False, ends_at=place, reason=reason, exit_status=status)
 
 

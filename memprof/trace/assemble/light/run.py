@@ -26,7 +26,6 @@ class Run:
     phases: Texts
 
     def __len__(self) -> int:
-        """Returns the number of steps."""
         return len(self.columns["step"])
 
     def steps(self) -> Steps:

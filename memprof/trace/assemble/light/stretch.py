@@ -72,12 +72,7 @@ def choose_stretch(folder: Path) -> Spool | None:
 
 
 def ordinary_spool(main: Spool, stretch: Spool) -> Spool:
-    """Returns a stretch as an ordinary raw recording.
-
-    Args:
-        main: The records of the whole run.
-        stretch: The stretch.
-    """
+    """Returns a stretch as an ordinary raw recording."""
     begin = stretch.records["begin"][0]
     ended = stretch.records.get("steps", [])
     last_event_ns = int(stretch.columns("events")["time_ns"].max())

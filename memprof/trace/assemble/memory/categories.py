@@ -14,7 +14,7 @@ from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts, Uses, is_beside
 _COPIES_OUT, _COPIES_IN = "fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default"
 
 #: Recorded purposes that determine a storage's category; the first match in this order applies.
-_SETTLED = (
+SETTLED = (
     (PARAMETER, "parameter"),
     (BUFFER, "buffer"),
     (OPTIMIZER_STATE, "optimizer_state"),
@@ -174,7 +174,7 @@ def categorize(facts: Facts, lives: Lifetimes) -> Texts:
     category[is_activation] = "activation"
     category[lives.is_scattered & (category == "temporary")] = "gradient"
     category[lives.is_exchanged] = "collective"
-    for code, text in reversed(_SETTLED):
+    for code, text in reversed(SETTLED):
         category[facts.about(code, storages)] = text
     # The data set and prefetched, unused batches look like the batches that were used; copies of weights are neither.
     families = facts.family[np.isin(facts.storage, np.flatnonzero(category == "input"))]

@@ -77,11 +77,6 @@ def kept_for_backward(storages: Storages, failures: OutOfMemory, ops: Ops) -> St
 
     What backward reads is known only once backward runs; where it never ran or stopped halfway, live forward storages
     are assumed to be saved for it.
-
-    Args:
-        storages: The storages.
-        failures: The failed requests.
-        ops: The operators.
     """
     category = storages.category.copy()
     made_in_forward = np.append((ops.phase == "forward") & ~ops.is_recompute, False)[storages.created_op_id]

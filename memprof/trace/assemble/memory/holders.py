@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from memprof.trace.assemble.recording import Recording
 from memprof.trace.assemble.texts import as_texts, listed
 from memprof.trace.files.spool import Spool
-from memprof.trace.schema import HOLDER_KINDS, NONE, Holders, Ints, Ops, Stacks, Storages
+from memprof.trace.schema import HOLDER_KINDS, NONE, Holders, HostNeeds, Ints, Ops, Stacks, Storages
+
+_OF_NEEDS = ("loader", "count", "batches", "requested_bytes", "size_bytes")
 
 
 def holder_records(spool: Spool) -> list[dict[str, Any]]:
@@ -30,14 +33,7 @@ def holder_table(spool: Spool, storage_id: Ints | None, stacks: Stacks) -> tuple
     """
     records = holder_records(spool)
     names = listed(spool, "names")
-    frames = [str(text) for text in stacks.frames]
-    rows: dict[str, int] = {}
-    for record in records:
-        for stack in (record["frame"], record.get("made_at", "")):
-            if stack and stack not in rows:
-                rows[stack] = len(frames)
-                frames.append(stack)
-    nodes = [*stacks.fx_nodes.tolist(), *[""] * len(rows)]
+    rows, stacks = _with_stacks(stacks, [one for each in records for one in (each["frame"], each.get("made_at", ""))])
     table = Holders.of(
         step=[record["step"] for record in records],
         device=as_texts([record["device"] for record in records]),
@@ -57,19 +53,38 @@ def holder_table(spool: Spool, storage_id: Ints | None, stacks: Stacks) -> tuple
         is_by_graph=[record.get("is_by_graph", False) for record in records],
         made_stack_id=[rows.get(record.get("made_at", ""), NONE) for record in records],
     )
-    return table, Stacks.of(stack_id=np.arange(len(frames)), frames=as_texts(frames), fx_nodes=as_texts(nodes))
+    return table, stacks
+
+
+def need_table(spool: Spool, stacks: Stacks) -> tuple[HostNeeds, Stacks]:
+    """Builds the table of what lines of the job take of host memory; returns the stacks with theirs, too."""
+    records = spool.records.get("needs", [])
+    texts = ["\n".join(record["frames"]) for record in records]
+    rows, stacks = _with_stacks(stacks, texts)
+    table = HostNeeds.of(
+        kind=as_texts([record["kind"] for record in records]),
+        stack_id=[rows.get(text, NONE) for text in texts],
+        **{name: [record[name] for record in records] for name in _OF_NEEDS},
+    )
+    return table, stacks
+
+
+def _with_stacks(stacks: Stacks, texts: Iterable[str]) -> tuple[dict[str, int], Stacks]:
+    """Returns the stacks with more, and the row of each of these by its frames."""
+    frames = [str(text) for text in stacks.frames]
+    rows: dict[str, int] = {}
+    for stack in texts:
+        if stack and stack not in rows:
+            rows[stack] = len(frames)
+            frames.append(stack)
+    nodes = [*stacks.fx_nodes.tolist(), *[""] * len(rows)]
+    return rows, Stacks.of(stack_id=np.arange(len(frames)), frames=as_texts(frames), fx_nodes=as_texts(nodes))
 
 
 def with_graphs(recording: Recording, holders: Holders, ops: Ops, storages: Storages) -> Holders:
     """Replaces the statements on graphs by a row for each storage that lives on and was made by one of their nodes.
 
     Of several graphs with the same node, the first counts.
-
-    Args:
-        recording: The recording.
-        holders: Its table of holders, one row per statement.
-        ops: Its operators.
-        storages: Its storages.
     """
     graphs = [(row, one["nodes"]) for row, one in enumerate(holder_records(recording.spool)) if "nodes" in one]
     if not graphs:

@@ -103,11 +103,6 @@ def read_device_events(spool: Spool, epoch: Epoch, device: str) -> DeviceEvents:
 
     For a device they come from the allocator's own history, with the sizes that it reported to the profiler, else from
     weak references.
-
-    Args:
-        spool: The raw recording.
-        epoch: The epoch to report.
-        device: The device.
     """
     if device == CPU:
         return _on_cpu(spool, epoch)

@@ -59,14 +59,7 @@ class MemoryTables:
 
 
 def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: dict[int, Partners]) -> MemoryTables:
-    """Builds the storage and use tables.
-
-    Args:
-        recording: The raw recording.
-        modules: The module table.
-        ops: The operator table.
-        partners: The matching operators of the timed step, by step.
-    """
+    """Builds the storage and use tables."""
     timeline = recording.timeline
     memory_events = recording.memory_events
     lives, elsewhere = _known_and_unknown(recording)

@@ -40,7 +40,6 @@ class PickleStream:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        """Takes the open file."""
         self._file = file
         self.position = 0
         self.content: Any = None

@@ -1,0 +1,1 @@
+"""Attaching to a job that is running, without a restart."""

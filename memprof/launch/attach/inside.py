@@ -1,0 +1,207 @@
+"""What an attach runs in the job, on its main thread: each function writes its answer beside the request."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from memprof.launch import child
+from memprof.recorder.light.recorder import LightRecorder
+from memprof.recorder.machine import find_rank, is_loader_worker
+from memprof.recorder.memory.live_objects import live_objects
+from memprof.recorder.memory.present import write_present
+from memprof.recorder.recorder import Recorder
+from memprof.recorder.steps.update_hooks import UpdateHooks
+from memprof.recorder.steps.window import Window
+
+#: How often it is looked whether the recording is over, or the attaching command gone.
+_POLL_S = 0.1
+#: Inside these, torch may be walking through its table of hooks.
+_OPTIMIZERS = ("torch.optim",)
+_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_recording: Recording | None = None
+
+
+def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Writes what is alive now to a folder beside the request."""
+    begun = time.perf_counter(), time.thread_time()
+    write_present(Path(f"{request}-present"))
+    ended = time.perf_counter(), time.thread_time()
+    _answer(
+        request,
+        spool=f"{request}-present",
+        pause_s=ended[0] - begun[0],
+        processor_s=ended[1] - begun[1],
+        rank=find_rank(os.environ)[0],
+        is_worker=is_loader_worker(),
+    )
+
+
+def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Begins a recording at the job's next step: `spool`, `steps`, whether `light`, and the `lock` of the attach."""
+    global _recording  # noqa: PLW0603 - one recording per process
+    if child.is_recording() or (_recording is not None and _recording.is_running()):
+        raise RuntimeError("the job is being recorded already")
+    _recording = Recording(Path(folder), arguments)
+    _recording.begin()
+    _answer(request, rank=find_rank(os.environ)[0])
+
+
+def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Ends the recording, at once or after the backward that is running."""
+    if _recording is not None:
+        _recording.end_soon()
+    _answer(request)
+
+
+class Recording:
+    """A recording of this process that an attach has begun. It goes on until its window is over or the attach ends.
+
+    Attributes:
+        is_over: Its hooks are removed.
+    """
+
+    def __init__(self, folder: Path, arguments: Mapping[str, Any]) -> None:
+        """Prepares it; see `begin`."""
+        self.is_over = False
+        self._folder, self._lock = folder, str(arguments["lock"])
+        self._process = os.getpid()
+        spool = Path(arguments["spool"]) / f"process-{self._process}"
+        self._recorder: Recorder | LightRecorder
+        if arguments["light"]:
+            self._recorder = LightRecorder(spool, is_late=True)
+        else:
+            self._recorder = Recorder(spool, Window(skip=1, steps=int(arguments["steps"])), is_late=True)
+        self._updates: UpdateHooks | None = None
+        self._is_begun, self._is_ending = False, False
+        self._call = _PendingCall(self._step)  # kept: the interpreter holds no reference to it
+
+    def begin(self) -> None:
+        """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
+        atexit.register(self._at_exit)
+        self._step(None)
+        threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
+
+    def end_soon(self) -> None:
+        """Ends it after the next update, or where the job is in no call of torch's."""
+        self._is_ending = True
+        self._call_soon()
+
+    def is_running(self) -> bool:
+        """Whether it goes on, in this process and not the one that forked it."""
+        return not self.is_over and os.getpid() == self._process
+
+    def _call_soon(self) -> None:
+        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+
+    def _step(self, _: object) -> int:
+        """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
+        with suppress(Exception):  # nothing may reach the job
+            if self._is_idle():
+                return 0
+            if self._recorder.is_closed or (_is_outside_torch() and (self._is_ending or not _has_optimizers())):
+                self._go_on()
+            elif self._updates is None and not _is_within(_OPTIMIZERS):
+                self._updates = UpdateHooks(None, self._after_update)
+                self._updates.install()
+        return 0
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do: the recording runs, or is over."""
+        return self.is_over or (self._is_begun and not self._is_ending)
+
+    def _after_update(self, *_: Any) -> None:
+        # Hooks may be added and removed here if no other is called after this one.
+        if self._updates is not None and self._updates.is_last():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._remove_hook()
+        if self._is_ending:
+            self._finish("the attaching command ended it", None)
+        elif not self._is_begun:
+            self._is_begun = True
+            self._recorder.install()
+
+    def _remove_hook(self) -> None:
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        with suppress(Exception):  # nothing may reach the job
+            self._finish("the job ended", error)
+
+    def _finish(self, reason: str, error: BaseException | None) -> None:
+        if not self.is_running():
+            return
+        self.is_over = True
+        atexit.unregister(self._at_exit)
+        self._remove_hook()
+        if self._is_begun and not self._recorder.is_closed:
+            self._recorder.finish(reason, error)
+        with suppress(OSError):  # the attaching command was killed, and its folder removed by another
+            (self._folder / f"over-{self._process}").write_text(self._recorder.failure, encoding="utf-8")
+
+    def _watch(self) -> None:
+        """Ends the recording once its window is over, or the attaching command gone, whose lock is then free."""
+        while not self.is_over:
+            time.sleep(_POLL_S)
+            if self._recorder.is_closed or self._recorder.failure or _is_free(self._lock):
+                self._is_ending = True
+            if not self._is_idle():
+                self._call_soon()
+
+
+def _has_optimizers() -> bool:
+    return bool(live_objects(torch.optim.Optimizer))
+
+
+def _is_outside_torch() -> bool:
+    """Whether the main thread runs the job's own code, called by nothing of torch's, outside of backward."""
+    return torch._C._current_graph_task_id() == -1 and not _is_within(("torch.", "memprof.recorder."))
+
+
+def _is_within(modules: tuple[str, ...]) -> bool:
+    """Whether a function of some modules, by the beginning of their names, has called what runs now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(modules):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_free(lock: str) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _answer(request: str, **answer: Any) -> None:
+    with open(f"{request}.new", "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+    os.rename(f"{request}.new", f"{request}.json")

@@ -1,0 +1,154 @@
+"""Attaching to a job that is running: what it shows and records, what it refuses, and that the job is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memprof.cli.main import main
+from memprof.launch.attach.injection import CannotAttachError, NoAnswerError
+from memprof.launch.attach.processes import find_process, list_processes
+from memprof.launch.attach.session import Session
+from memprof.trace.schema import Steps
+from memprof.trace.store import Trace
+from tests.json_outputs import read_schema, strict
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.uname().machine != "x86_64",
+    reason="attaching to this Python needs Linux on x86-64",
+)
+
+# It trains until it is told to stop, then again as many steps, to which nothing is attached.
+_JOB = """
+import pathlib, sys, time, torch
+stop = pathlib.Path(sys.argv[1])
+def train(goes_on):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Dropout(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.Adam(model.parameters())
+    kept, losses = torch.randn(1000, 10), []
+    while goes_on(len(losses)):
+        x = torch.randn(32, 64)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if len(losses) == 3 and not stop.exists():
+            print("ready", flush=True)
+    return losses, torch.get_rng_state()
+before = set(globals()) | {"attached", "alone", "before"}
+attached = train(lambda n: time.sleep(0.005) or not stop.exists())
+alone = train(lambda n: n < len(attached[0]))
+assert attached[0] == alone[0] and torch.equal(attached[1], alone[1])
+print("equal", sorted(set(globals()) - before))
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A job that trains, and the file that ends it."""
+    folder = tmp_path_factory.mktemp("attach")
+    script, stop = folder / "train.py", folder / "stop"
+    script.write_text(_JOB)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(stop)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "ready\n":
+            assert process.poll() is None
+        try:
+            find_process(process.pid)
+        except CannotAttachError as error:
+            process.kill()
+            pytest.skip(f"processes may not be traced here: {error}")
+        yield process, stop
+        process.kill()
+
+
+def test_dump_names_what_is_alive(job: tuple[subprocess.Popen[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    pid = str(job[0].pid)
+    assert main(["attach", pid, "--dump", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(strict(read_schema("attach"))).validate(value)
+    (process,) = value["processes"]
+    (device,) = process["devices"]
+    sizes = {one["category"]: one["bytes"] for one in device["by_category"]}
+    weights = 4 * (64 * 256 + 256 + 256 * 64 + 64)
+    assert sizes["parameter"] == weights
+    assert sizes["optimizer_state"] == 2 * weights + 4 * 4
+    assert sizes["input"] >= 4000 * 10  # `kept` is a variable of the job, neither trained nor computed
+    assert {one["name"] for one in device["largest"]} >= {"0.weight", "2.weight.exp_avg"}
+    assert main(["attach", pid, "--dump"]) == 0
+    assert "optimizer_state" in capsys.readouterr().out
+    assert job[0].pid in [one.pid for one in list_processes()]
+
+
+def test_records_whole_steps(job: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "run.memprof"
+    assert main(["attach", str(job[0].pid), "-o", str(output), "--steps", "2"]) == 0
+    trace = Trace.open(output)
+    assert trace.table(Steps).kind.tolist().count("recorded") == 2
+    categories = set(trace.fullest_step().storages.category.tolist())
+    assert {"parameter", "optimizer_state", "gradient", "activation"} <= categories
+
+
+def test_a_killed_attach_leaves_the_job_training(job: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "run.memprof"
+    command = [sys.executable, "-m", "memprof", "attach", str(job[0].pid), "-o", str(output), "--light"]
+    with subprocess.Popen(command) as attach:
+        spool = tmp_path / "run.memprof.spool" / f"process-{job[0].pid}"
+        while not spool.exists():
+            assert attach.poll() is None
+            time.sleep(0.01)
+        with pytest.raises(CannotAttachError, match="another memprof attach"), Session(job[0].pid, print, 30):
+            pass
+        attach.send_signal(signal.SIGKILL)
+    with Session(job[0].pid, print, 30) as session:  # the lock is free
+        session.ask("end")  # what the job would find out by itself soon
+        assert session.ask("dump")["processor_s"] > 0
+
+
+def test_refuses_what_it_cannot_attach_to(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with pytest.raises(CannotAttachError, match="is no Python program"):
+            find_process(other.pid)
+        other.send_signal(signal.SIGSTOP)
+        other.kill()
+    with pytest.raises(NoAnswerError, match="does not exist, or has ended"):
+        find_process(other.pid)
+    waiting = "print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(CannotAttachError, match="has not loaded torch"):
+            find_process(other.pid)
+        other.kill()
+    with pytest.raises(CannotAttachError, match="is this command itself"):
+        find_process(os.getpid())
+    assert main(["attach", str(os.getpid()), "--dump"]) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_refuses_another_user() -> None:
+    with subprocess.Popen(["sleep", "60"], user=65534) as other:
+        with pytest.raises(CannotAttachError, match="belongs to user 65534"):
+            find_process(other.pid)
+        other.kill()
+
+
+def test_the_job_is_the_same(job: tuple[subprocess.Popen[str], Path]) -> None:
+    process, stop = job
+    stop.touch()
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (7, "equal []\n", "")
