@@ -62,6 +62,7 @@ class DryMode(FakeTensorMode):
         sparse: Runs operators on sparse tensors.
         answers: Supplies placeholders.
         random: Draws random numbers.
+        refuse: Ends the run with a sentence.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class DryMode(FakeTensorMode):
         self.extra_bytes = 0
         self.answers = answers
         self._kernels = kernels
-        self._refuse = refuse
+        self.refuse = refuse
         self._device = device
         self._role = role
         self._routing = routing or Routing(1.0)
@@ -175,7 +176,7 @@ class DryMode(FakeTensorMode):
         if func in registered_hop_fake_fns:
             return super().__torch_dispatch__(func, (), args, kwargs)
         if rule is None:
-            self._refuse(cannot(func, "it is a higher-order operator without a fake implementation"))
+            self.refuse(cannot(func, "it is a higher-order operator without a fake implementation"))
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
@@ -242,15 +243,15 @@ class DryMode(FakeTensorMode):
             result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
             if func not in _COMPARISONS:
-                self._refuse(cannot(func, "its result depends on values"))
+                self.refuse(cannot(func, "its result depends on values"))
             return self.answers.equality(func)
         except (UnsupportedOperatorException, NotImplementedError) as error:
             if func._schema.returns:
-                self._refuse(without_kernel(func, error))
+                self.refuse(without_kernel(func, error))
             result = None  # it only writes to its arguments, such as fused SGD
         except RuntimeError as error:
             if _NO_FAKE in str(error):
-                self._refuse(without_kernel(func, None))
+                self.refuse(without_kernel(func, None))
             result = self._kernels.stand_in(func, args, kwargs, self._make) if self._device is None else None
             if result is None:
                 raise
@@ -318,7 +319,7 @@ class DryMode(FakeTensorMode):
                 return result
             result = upper_bound(func, args, kwargs, rows)
         if result is None:
-            self._refuse(without_size(func))
+            self.refuse(without_size(func))
         if rows is None and not is_exact(func, args):
             self.answers.count_bound(func)
         return result

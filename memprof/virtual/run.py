@@ -245,7 +245,9 @@ class DryRun:
         self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.role, self._routing)
         if self._whole is not None:
             self._whole.install(self._mode, self._noticed)
-        self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
+        self._regions = CompiledRegions(
+            self._mode, self._refuse, is_virtual=self._device is not None, is_whole=self._whole is not None
+        )
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         else:

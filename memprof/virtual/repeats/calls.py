@@ -19,8 +19,9 @@ from memprof.virtual.repeats.signature import (
     UnlikeError,
     arguments_key,
     gradients_key,
+    is_plain,
     modes_key,
-    plain_key,
+    owned_by,
     state_key,
 )
 from memprof.virtual.values.answers import carry_marks
@@ -79,6 +80,8 @@ class _Entry:
         receives: Which parameters had a gradient after it.
         draws: Random numbers that it draws.
         times: How many calls in a row were alike.
+        of_backward: How many of their backwards were.
+        is_apart: Whether it is never skipped, as its backward is not followed.
     """
 
     result: _Result | None = None
@@ -87,11 +90,12 @@ class _Entry:
     draws: list[Callable[[], Any]] = field(default_factory=list)
     times: int = 0
     of_backward: int = 0
+    is_apart: bool = False
 
     @property
     def is_sure(self) -> bool:
         """Whether a call may be skipped."""
-        if self.result is None or self.times < _ENOUGH:
+        if self.is_apart or self.result is None or self.times < _ENOUGH:
             return False
         return self.of_backward >= _ENOUGH or not any(
             isinstance(leaf, _Shape) and leaf.requires_grad for leaf in self.result.leaves
@@ -147,6 +151,7 @@ class CallRepeats:
             notice: Logs the memory of a tensor that no operator returns.
         """
         self._notice = notice
+        self.refuse = mode.refuse
         self.skipped = 0
         self.is_on = False
         self._mode = mode
@@ -187,14 +192,15 @@ class CallRepeats:
             parameters = [each for each in parameters_of(module) if each.requires_grad]
             gradients = gradients_key(parameters) if torch.is_grad_enabled() else ()
             state = state_key(module)
-            key = (id(module), place, given, modes_key(), gradients, state, self._surroundings.key())
+            outside = self._surroundings.key(owned_by(module))
+            key = (id(module), place, given, modes_key(), gradients, state, outside)
         except UnlikeError:
             return original(module, *args, **kwargs)
         entry = self._entries.setdefault(key, _Entry())
         if entry.is_sure:
             self.skipped += 1
             return self._repeat(entry, [*tensors, *parameters] if torch.is_grad_enabled() else [], len(tensors))
-        return self._measure(original, module, args, kwargs, entry, (tensors, parameters, state))
+        return self._measure(original, module, args, kwargs, entry, (tensors, parameters, (state, outside)))
 
     def _measure(
         self,
@@ -203,11 +209,11 @@ class CallRepeats:
         args: Any,
         kwargs: Any,
         entry: _Entry,
-        given: tuple[list[torch.Tensor], list[torch.Tensor], Hashable],
+        given: tuple[list[torch.Tensor], list[torch.Tensor], tuple[Hashable, Hashable]],
     ) -> Any:
-        tensors, parameters, state = given
+        tensors, parameters, (state, outside) = given
         mode, meter = self._mode, self._meter
-        reads, drawn, outside = mode.answers.reads, mode.random.note(), self._surroundings.key()
+        reads, drawn = mode.answers.reads, mode.random.note()
         python = random.getstate()
         watch = meter.begin()
         self._is_inside = True
@@ -223,7 +229,11 @@ class CallRepeats:
             draws = mode.random.end_note(drawn)
         self._unlike[id(module)] = self._unlike.get(id(module), 0) + (entry.result is None)
         is_alike = draws is not None and reads == mode.answers.reads and python == random.getstate()
-        is_alike = is_alike and state == state_key(module) and (not entry.times or outside == self._surroundings.key())
+        try:
+            is_alike = is_alike and state == state_key(module)
+            is_alike = is_alike and (not entry.times or outside == self._surroundings.key(owned_by(module)))
+        except UnlikeError:
+            is_alike = False
         result = None
         if is_alike:
             owned = [*tensors, *parameters_of(module), *parameters_of(module, buffers=True)]
@@ -241,16 +251,19 @@ class CallRepeats:
 
     def _follow(self, out: Any, entry: _Entry, parameters: list[torch.Tensor]) -> None:
         """Measures the backward of a call that was run."""
-        is_begun = False
+        is_begun = is_twice = False
 
         def note(excess_bytes: int) -> None:
             receives = tuple(each.grad is not None for each in parameters)
+            # Gradients of gradients, and `torch.autograd.grad`, which fills none: not followed.
+            entry.is_apart = entry.is_apart or is_twice or (bool(parameters) and not any(receives))
             is_same = (excess_bytes, receives) == (entry.backward_bytes, entry.receives)
             entry.of_backward = entry.of_backward + 1 if is_same else 1
             entry.backward_bytes, entry.receives = excess_bytes, receives
 
         def begin(_: Any) -> None:
-            nonlocal is_begun
+            nonlocal is_begun, is_twice
+            is_twice = is_twice or torch.is_grad_enabled()
             if not is_begun:
                 is_begun = True
                 self._backwards.begin(note)
@@ -344,7 +357,12 @@ class _Repeated(torch.autograd.Function):
         """Returns gradients: those of parameters that have none yet, and of all other inputs."""
         repeats, entry = ctx.repeats, ctx.entry
         repeats.begin_backward(entry.backward_bytes)
-        ctx.saved.clear()
+        if torch.is_grad_enabled():
+            repeats.refuse(
+                "this job takes gradients of gradients through a call that --whole skipped: dry-run it without --whole."
+            )
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.saved.clear()
         found: list[torch.Tensor | None] = []
         for number, (requires_grad, leaf, shape, dtype) in enumerate(ctx.inputs):
             is_due = requires_grad
@@ -366,7 +384,7 @@ def _describe(out: Any, owned: list[torch.Tensor], watch: Watch, live_bytes: int
     found: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            if isinstance(plain_key(leaf), int):
+            if not is_plain(leaf):
                 return None
             found.append(leaf)
             continue

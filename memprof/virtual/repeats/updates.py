@@ -10,7 +10,7 @@ import torch
 
 from memprof.virtual.repeats.counters import Conditions, Counter, Place, numbers_of
 from memprof.virtual.repeats.meter import REPEATED, Meter
-from memprof.virtual.repeats.signature import UnlikeError, gradients_key
+from memprof.virtual.repeats.signature import Surroundings, UnlikeError, Values, gradients_key
 from memprof.virtual.values.answers import Answers
 from memprof.virtual.values.overwritten import stand_in
 
@@ -73,6 +73,7 @@ class UpdateRepeats:
         self._answers = answers
         self._after = after
         self._known: dict[int, _Known] = {}
+        self._surroundings = Surroundings()
         self._is_inside = False
 
     def install(self) -> None:
@@ -95,17 +96,28 @@ class UpdateRepeats:
         known = self._known.setdefault(id(optimizer), _Known())
         self._is_inside = True
         try:
-            key = _key_of(optimizer)
-            path = self._path(known, key)
+            key = self._key(optimizer)
+            path = self._path(known, key) if key is not None else None
+            if key is None:
+                return function(optimizer)
             if path is not None and path.times > 1:
                 self._skip(optimizer, known, path)
                 return None
             return self._measure(function, optimizer, known, key, path)
-        except UnlikeError:
-            return function(optimizer)
         finally:
             self._is_inside = False
             self._after()
+
+    def _key(self, optimizer: Any) -> Hashable:
+        """Returns what decides an update besides counters; None if its updates cannot be compared."""
+        try:
+            key = _key_of(optimizer)
+            if type(optimizer).__module__.startswith(_OWN):
+                return key
+            owned = {id(each) for group in optimizer.param_groups for each in group["params"]} | {id(optimizer)}
+            return key, _others_of(optimizer, owned), self._surroundings.key(owned)
+        except UnlikeError:
+            return None
 
     def _path(self, known: _Known, key: Hashable) -> _Path | None:
         values = [int(table.get(name, 0)) for table, name in known.places]
@@ -133,7 +145,8 @@ class UpdateRepeats:
                 table[name] = Counter.make(int(table[name]), number, noted)
         watch = self._meter.begin()
         try:
-            result = function(optimizer)
+            is_new = not is_own and path is None
+            result = self._surroundings.learn(lambda: function(optimizer)) if is_new else function(optimizer)
         finally:
             self._meter.end(watch)
             after = numbers_of(optimizer)
@@ -148,7 +161,7 @@ class UpdateRepeats:
         if not is_alike:
             known.paths, known.places, known.steps = [], places, steps
         reads_values = self._answers.reads != reads and not is_own
-        is_settled = self._meter.live_bytes == watch.start_bytes and result is None and key == _key_of(optimizer)
+        is_settled = self._meter.live_bytes == watch.start_bytes and result is None and key == self._key(optimizer)
         if is_alike and is_settled and noted.is_known and not reads_values:
             if path is not None and path in known.paths and path.excess_bytes == watch.excess_bytes:
                 path.times += 1
@@ -156,6 +169,20 @@ class UpdateRepeats:
             else:
                 known.paths.append(_Path(key, noted, watch.excess_bytes))
         return result
+
+
+def _others_of(optimizer: Any, owned: set[int]) -> Hashable:
+    """Returns the attributes of an optimizer besides counters, state and groups.
+
+    Raises:
+        UnlikeError: One cannot be compared.
+    """
+    values, left_out = Values(owned), {"state", "param_groups"}
+    return tuple(
+        (name, values.key(value))
+        for name, value in vars(optimizer).items()
+        if name not in left_out and (type(value) is bool or not isinstance(value, int))
+    )
 
 
 def _key_of(optimizer: Any) -> Hashable:
