@@ -54,7 +54,9 @@ def install(settings: dict[str, Any]) -> None:
     is_light = bool(settings.get("light"))
     is_dry = bool(settings.get("dry_run"))
     counts = int(settings["skip"]), int(settings["steps"]), bool(settings["stop"])
-    window = None if is_light else Window(*counts, is_dry=is_dry, goes_on=bool(settings.get("goes_on")))
+    is_whole = bool(settings.get("whole"))
+    goes_on = bool(settings.get("goes_on"))
+    window = None if is_light else Window(*counts, is_dry=is_dry, is_whole=is_whole, goes_on=goes_on)
     if settings.get("plan"):
         # Imported here: a job without a plan imports no policies.
         try:
@@ -134,6 +136,7 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
         device,
         is_given_rank=bool(settings.get("ranks")),
         expert_load=float(settings.get("expert_load", 1.0)),
+        is_whole=bool(settings.get("whole")),
     )
     dry.install()
     if settings.get("survey"):

@@ -105,6 +105,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
     python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
     child: dict[str, Any] = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    if settings.whole:
+        child["whole"] = True
     if settings.goes_on:
         child["goes_on"] = True
     if settings.light:
