@@ -34,9 +34,10 @@ def dump(session: Session) -> Dump:
         session: An open attach.
 
     Raises:
-        CannotAttachError: Its Python does not permit it.
+        CannotAttachError: Its Python does not permit it, or other threads than the main one train.
         NoAnswerError: It ended, or did not answer in time.
     """
+    session.check_threads(in_one=False)
     answer = session.ask("dump")
     pid = session.process.pid
     traces = tuple(Trace.of([one], Path(f"process {pid}"), None) for one in read_present(Path(answer["spool"])))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from memprof.launch import child
+from memprof.recorder.compiled.uncompiled import is_within_compiled_call
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.machine import find_rank, is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects
@@ -32,8 +33,28 @@ from memprof.recorder.steps.window import Window
 _POLL_S = 0.1
 #: Inside these, torch may be walking through its table of hooks.
 _OPTIMIZERS = ("torch.optim",)
+#: Inside these, a thread trains. For so long it is looked which do.
+_TRAINING = ("torch.optim", "torch.autograd.graph")
+_LOOK_S = 0.3
+#: What operators call directly.
+_CALLED_BY_OPERATORS = ("__torch_dispatch__", "__torch_function__")
+_keeps_for_backward: Any = torch._C._autograd._top_saved_tensors_default_hooks  # not annotated in torch
 _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
+
+
+def look(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
+    """Tells which threads train, beside the main thread: whether only the main thread does, or only one does."""
+    threading.Thread(target=_look, args=(request,), name="memprof-attach", daemon=True).start()
+
+
+def _look(request: str) -> None:
+    found: set[int] = set()
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        found |= _threads_within(_TRAINING)
+        time.sleep(_LOOK_S / 100)
+    _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
 
 
 def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
@@ -63,9 +84,10 @@ def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
 
 def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Ends the recording, at once or after the backward that is running."""
-    if _recording is not None:
+    is_recording = _recording is not None and _recording.is_running()
+    if _recording is not None and is_recording:
         _recording.end_soon()
-    _answer(request)
+    _answer(request, is_recording=is_recording)
 
 
 class Recording:
@@ -88,13 +110,13 @@ class Recording:
             self._recorder = Recorder(spool, Window(skip=1, steps=int(arguments["steps"])), is_late=True)
         self._updates: UpdateHooks | None = None
         self._is_begun, self._is_ending = False, False
-        self._call = _PendingCall(self._step)  # kept: the interpreter holds no reference to it
+        self._is_asked = False  # a pending call is in the interpreter's queue, which has 32 places for all
 
     def begin(self) -> None:
         """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
         atexit.register(self._at_exit)
         initialize_here()  # the next update may be in another thread
-        self._step(None)
+        self.step()
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 
     def end_soon(self) -> None:
@@ -107,31 +129,41 @@ class Recording:
         return not self.is_over and os.getpid() == self._process
 
     def _call_soon(self) -> None:
-        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+        if not self._is_asked:
+            self._is_asked = not ctypes.pythonapi.Py_AddPendingCall(_step_call, None)
 
-    def _step(self, _: object) -> int:
+    def step(self) -> None:
         """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
+        self._is_asked = False
         with suppress(Exception):  # nothing may reach the job
-            if self._is_idle():
-                return 0
+            if self._is_idle() or _is_within(_OPTIMIZERS) or _others_within(_OPTIMIZERS):
+                return
             if self._recorder.is_closed or (_is_outside_torch() and self._may_go_on()):
                 self._go_on()
-            elif self._updates is None and not _is_within(_OPTIMIZERS) and not _others_within(_OPTIMIZERS):
+            elif self._updates is None:
                 self._updates = UpdateHooks(None, self._after_update)
                 self._updates.install()
-        return 0
 
     def _may_go_on(self) -> bool:
         """Whether the next update need not be waited for."""
         return self._recorder.may_finish_here() if self._is_ending else not _has_optimizers()
 
     def _is_idle(self) -> bool:
-        """Whether there is nothing to do: the recording runs, or is over."""
-        return self.is_over or (self._is_begun and not self._is_ending)
+        """Whether there is nothing to do: the recording runs, is over, or is that of the process that forked this."""
+        return not self.is_running() or (self._is_begun and not self._is_ending)
 
     def _after_update(self, *_: Any) -> None:
-        # Hooks may be added and removed here if no other is called after this one.
-        if self._updates is not None and self._updates.is_last() and not _others_within(_OPTIMIZERS):
+        with suppress(Exception):  # nothing may reach the job
+            self._go_on_after_update()
+
+    def _go_on_after_update(self) -> None:
+        # Hooks may be added and removed here if no other is called after this one, in this update, in one around it, or
+        # in another thread; and sessions of torch's profiler begin and end outside of backward and of compiled calls.
+        if self._updates is None or self._is_idle() or torch._C._current_graph_task_id() != -1:
+            return
+        if not self._updates.is_last() or self._updates.is_nested() or is_within_compiled_call():
+            return
+        if not _others_within(_OPTIMIZERS):
             self._go_on()
 
     def _go_on(self) -> None:
@@ -175,13 +207,34 @@ class Recording:
                 self._call_soon()
 
 
+def _step_recording(_: object) -> int:
+    if _recording is not None:
+        _recording.step()
+    return 0
+
+
+#: What stands in the interpreter's queue, which holds no reference to it: never freed.
+_step_call = _PendingCall(_step_recording)
+
+
 def _has_optimizers() -> bool:
     return bool(live_objects(torch.optim.Optimizer))
 
 
 def _is_outside_torch() -> bool:
-    """Whether the main thread runs the job's own code, called by nothing of torch's, outside of backward."""
-    return torch._C._current_graph_task_id() == -1 and not _is_within(("torch.", "memprof.recorder."))
+    """Whether the main thread runs the job's own code, called by nothing of torch's, outside of backward.
+
+    Functions that operators call have no frame of torch's below them; those that keep tensors for backward may be
+    anything.
+    """
+    if torch._C._current_graph_task_id() != -1 or _keeps_for_backward(True):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _CALLED_BY_OPERATORS:
+            return False
+        frame = frame.f_back
+    return not _is_within(("torch.", "memprof.recorder."))
 
 
 def _is_within(modules: tuple[str, ...], innermost: FrameType | None = None) -> bool:
@@ -196,8 +249,22 @@ def _is_within(modules: tuple[str, ...], innermost: FrameType | None = None) -> 
 
 def _others_within(modules: tuple[str, ...]) -> bool:
     """Whether another thread is within some modules; see `_is_within`."""
-    frames = sys._current_frames()
-    return any(_is_within(modules, frame) for thread, frame in frames.items() if thread != threading.get_ident())
+    return bool(_threads_within(modules))
+
+
+def _threads_within(modules: tuple[str, ...]) -> set[int]:
+    """Returns the other threads that are within some modules; see `_is_within`.
+
+    This function's own frame would be in a table that it refers to itself: all frames, and the variables in them, would
+    be kept until a garbage collection.
+    """
+    frames, found = sys._current_frames(), set()
+    del frames[threading.get_ident()]
+    while frames:
+        thread, frame = frames.popitem()
+        if _is_within(modules, frame):
+            found.add(thread)
+    return found
 
 
 def _is_free(lock: str) -> bool:

@@ -18,6 +18,9 @@ from memprof.launch.parent.target import Target
 from memprof.trace.files.pack import PackResult, pack_spool
 from memprof.units import format_count
 
+#: Longest wait for a place where a recording can end without risk.
+_END_S = 60.0
+
 
 def record_running(
     sessions: Sequence[Session],
@@ -39,10 +42,13 @@ def record_running(
         say: Prints what is waited for.
 
     Raises:
+        CannotAttachError: Several threads train.
         CannotStartError: The file may not be written.
         NoAnswerError: A process ended or did not answer.
         BadInputError: No step ended meanwhile.
     """
+    for session in sessions:
+        session.check_threads(in_one=True)
     process = sessions[0].process
     target = Target(process.command, _program_of(process.command))
     settings = Settings(output=output, force=force, quiet=True, skip=1, steps=steps, light=light)
@@ -62,12 +68,17 @@ def record_running(
                 with suppress(NoAnswerError):  # the job has ended: what it has written is packed
                     session.wait_for(partial(_is_over, session, is_interrupted), waits_for, None)
         finally:
-            for session in sessions:
-                _end(session)
+            going_on = [session.process.pid for session in sessions if not _end(session)]
             if not any(spool.glob("process-*/")):
                 shutil.rmtree(spool, ignore_errors=True)
     if not spool.exists():
         raise NoAnswerError(f"{output} is not written: no step of the job began meanwhile.")
+    if going_on:
+        pids = ", ".join(map(str, going_on))
+        raise NoAnswerError(
+            f"{output} is not written: process {pids} came to no place where the recording can end without risk, and "
+            f"ends it by itself at the next one; until then memprof report {spool} reads it."
+        )
     write_exit(spool, 0)
     try:
         return pack_spool(spool, output)
@@ -91,12 +102,14 @@ def _is_over(session: Session, is_interrupted: Callable[[], bool] = lambda: Fals
     return is_interrupted() or (session.folder / f"over-{session.process.pid}").exists()
 
 
-def _end(session: Session) -> None:
-    """Ends the recording of a process, and waits until its hooks are removed."""
-    with suppress(NoAnswerError):  # it has ended
-        if not _is_over(session) and session.is_running():
-            session.ask("end")
-            session.wait_for(lambda: _is_over(session), "the job to end the recording", 60.0)
+def _end(session: Session) -> bool:
+    """Ends the recording of a process, and waits until its hooks are removed; returns whether they are."""
+    try:
+        if not _is_over(session) and session.is_running() and session.ask("end")["is_recording"]:
+            session.wait_for(lambda: _is_over(session), "the job to end the recording", _END_S)
+    except NoAnswerError:
+        return not session.is_running()
+    return True
 
 
 def _program_of(command: Sequence[str]) -> str:

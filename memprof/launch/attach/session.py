@@ -38,6 +38,8 @@ def run():
     folder, package, version = {folder!r}, {package!r}, {version!r}
     request = {request!r}
     interrupted = None
+    if os.getpid() != {pid}:
+        return  # forked in the meantime: the request is its parent's
     try:
         os.unlink(request + ".py")
         known = sys.modules.get("memprof")
@@ -153,6 +155,24 @@ class Session:
         answer = self._ask(verb, arguments)
         return self._ask(verb, arguments) if answer.get("is_loaded") else answer
 
+    def check_threads(self, *, in_one: bool) -> None:
+        """Checks that no thread trains while another looks at the same models and gradients, which may end the job.
+
+        Args:
+            in_one: One thread may train that is not the main one: the thread that is recorded.
+
+        Raises:
+            CannotAttachError: Several do.
+            NoAnswerError: As in `ask`.
+        """
+        found = self.ask("look")
+        if found["threads"] > 1 or (found["others"] and not in_one):
+            who = f"{found['threads']} threads train" if found["threads"] > 1 else "a thread beside the main one trains"
+            raise CannotAttachError(
+                f"in process {self.process.pid} {who}, and to look at their gradients meanwhile is not safe: start the "
+                "job with memprof record."
+            )
+
     def _ask(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
         request = self.folder / f"request-{self._count}"
@@ -161,6 +181,7 @@ class Session:
             package=_PACKAGE,
             version=__version__,
             request=str(request),
+            pid=self.process.pid,
             verb=verb,
             arguments=arguments,
         )

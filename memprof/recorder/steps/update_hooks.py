@@ -66,8 +66,19 @@ class UpdateHooks:
         """
         if _is_last(self._post):
             return True
+        if self._updating is None:  # another thread's update has ended meanwhile
+            return False
         _at_next_update(self._updating, self._move_back)
         return False
+
+    def is_nested(self) -> bool:
+        """Whether the update that has called a hook is part of another optimizer's, whose hooks follow."""
+        hooked = 0
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            hooked += frame.f_code is _HOOKED
+            frame = frame.f_back
+        return hooked > 1
 
     def _move_back(self) -> None:
         if self._post is not None:
