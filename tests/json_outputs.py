@@ -91,6 +91,7 @@ SLOW_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "doctor": (("doctor", "--quick", "--json"),),
     "largest": (("largest", "batch8.memprof", "--also", "batch16.memprof", "--budget", "80MiB", "--json"),),
     "fit": (("fit", "--budget", "60%", "--json", "train.py"),),
+    "data": (("data", "--json", "lab/zoo/gru_seq2seq.py"), ("data", "--device", "rtx4090", "--json", "train.py")),
     "attach": (),  # of a job that is running: tests/launch/test_attach.py
     "diff-allocations": (("diff", "--json", "gpu.pickle", "dry-run.pickle"),),
     "history-bisect": (("history", "--bisect", "HEAD~1..HEAD", "--json", "--", "train.py"),),

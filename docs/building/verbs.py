@@ -14,6 +14,7 @@ from memprof.cli.options.command_classes import option_groups
 
 #: The page that explains what a verb is for, where it is not ``<verb>.md``.
 GUIDES = {
+    "data": "suggest.md",
     "largest": "suggest.md",
     "devices": "sharding.md",
     "predict": "policies.md",

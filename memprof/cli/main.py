@@ -31,6 +31,7 @@ VERBS = {
     "dashboard": "Show recordings in a browser.",
     "suggest": "Suggest the fastest plans that make a recorded job fit a budget.",
     "largest": "Find the largest batch or sequence that fits a budget.",
+    "data": "Find the batch of a job's data that peaks highest, without training.",
     "devices": "Find how many devices a recorded job needs.",
     "fit": "Find a plan that is measured to make a job fit a budget.",
     "estimate": "Estimate the memory of training a model from published formulas.",
@@ -50,7 +51,7 @@ VERBS = {
 #: The verbs that ``memprof --help`` describes; ``memprof help --all`` describes the others, too.
 _FIRST = ("record", "import", "report", "dashboard", "suggest", "fit", "diff", "demo")
 #: The verbs in ``memprof.cli.verbs.plans``.
-_PLANS = ("suggest", "largest", "devices", "fit", "predict", "emit", "verify")
+_PLANS = ("suggest", "largest", "data", "devices", "fit", "predict", "emit", "verify")
 
 #: What to type for a former verb. Each runs for one release, and `_words_today` returns the words that it runs.
 FORMER = {

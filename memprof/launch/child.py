@@ -42,8 +42,9 @@ def install(settings: dict[str, Any]) -> None:
     Args:
         settings: `spool` (the job's spool folder), `skip`, `steps`, `stop` and `goes_on`; `light` to follow the whole
             run instead; `dry_run` to compute nothing, on the simulated `device` if given, whose requests fail where it
-            is full if `strict`, and where the job's own `snapshots` are collected if given; and `plan`, the plan to run
-            under as TOML, if there is one.
+            is full if `strict`; where its loaders' batches are read to the file `survey` within `survey_s` seconds if
+            given, and where the job's own `snapshots` are collected if given; and `plan`, the plan to run under as
+            TOML, if there is one.
 
     Raises:
         SystemExit: The plan cannot be read in this process; the job ends.
@@ -53,7 +54,9 @@ def install(settings: dict[str, Any]) -> None:
     is_light = bool(settings.get("light"))
     is_dry = bool(settings.get("dry_run"))
     counts = int(settings["skip"]), int(settings["steps"]), bool(settings["stop"])
-    window = None if is_light else Window(*counts, is_dry=is_dry, goes_on=bool(settings.get("goes_on")))
+    is_whole = bool(settings.get("whole"))
+    goes_on = bool(settings.get("goes_on"))
+    window = None if is_light else Window(*counts, is_dry=is_dry, is_whole=is_whole, goes_on=goes_on)
     if settings.get("plan"):
         # Imported here: a job without a plan imports no policies.
         try:
@@ -133,9 +136,18 @@ def _dry_run(spool: Path, settings: dict[str, Any]) -> DryRun:
         device,
         is_given_rank=bool(settings.get("ranks")),
         expert_load=float(settings.get("expert_load", 1.0)),
+        is_whole=bool(settings.get("whole")),
     )
     dry.install()
+    if settings.get("survey"):
+        from memprof.virtual.data_survey import DataSurvey
+
+        DataSurvey(Path(settings["survey"]), float(settings["survey_s"]), _current_step).install()
     return dry
+
+
+def _current_step() -> int:
+    return 0 if _recorder is None else _recorder.current_step
 
 
 def _start(spool: Path, window: Window | None, dry: DryRun | None = None, *, is_late: bool = False) -> None:

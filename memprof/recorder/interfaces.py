@@ -63,6 +63,12 @@ class DryRun(Protocol):
     def around(self, log: RawLog, after_operator: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
         """Wraps the callback after each operator."""
 
+    def begin_step(self, step: int) -> None:
+        """Notes that a step begins."""
+
+    def is_over(self) -> bool:
+        """Whether the run has taken as long as it may."""
+
     def needs(self) -> Iterable[dict[str, Any]]:
         """Returns what the job pins on the host, for `memprof.trace.schema.HostNeeds`."""
 

@@ -120,8 +120,8 @@ class Notes:
         """
         if self._batches.undivided:
             self._log.record("batches", self._batches.undivided)
-        for need in (*self._batches.loaders.needs(), *(() if self._dry is None else self._dry.needs())):
-            self._log.record("needs", need)
+        needs = [*self._batches.loaders.needs(), *(() if self._dry is None else self._dry.needs())]
+        self._log.record("needs", needs)
         for part in self._parts:
             for sentence in part.notes():
                 self.add(sentence)

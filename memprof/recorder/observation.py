@@ -262,7 +262,7 @@ class Observation(ThreadObservation):
         if self.watch is Watch.RECORDED:
             self._state_kept(step)
         elif self.watch is Watch.RESTING and self._later.has_counted:
-            self._later.state(step, is_bounded=True)
+            self._later.state(step)
         if is_last:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED

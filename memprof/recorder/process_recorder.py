@@ -101,6 +101,11 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     def is_closed(self) -> bool:
         """Whether the recording is over."""
 
+    @property
+    def current_step(self) -> int:
+        """The number of the job's current step; that of the next one where an update has ended this one."""
+        return self._step + self._has_pending_end
+
     def begin(self) -> None:
         """Begins now, without waiting for a model call."""
         self._guarded(self._begin_if_due)

@@ -126,6 +126,9 @@ class Recorder(ProcessRecorder[Observation]):
             if self._has_pending_end:
                 self._end_step_if_possible(observation)
             self._aside.has_begun = True
+            if self._dry is not None and not observation.progress.calls and self._dry.is_over():
+                self._end_here(observation)
+                return None
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 self._note_outermost(module)
                 if self._is_bare and torch.is_grad_enabled():
@@ -244,6 +247,8 @@ class Recorder(ProcessRecorder[Observation]):
         self._rounds.begin_step()
         self._has_pending_end = False
         self._aside.has_begun = self._aside.is_lost = False
+        if self._dry is not None:
+            self._dry.begin_step(self._step)
         watch = self._window.watch(self._step - self._aside.moved)
         if watch in (Watch.TIMED, Watch.PLAIN) and not self._ends_steps():
             # Without the dispatch mode, nothing marks the end of such a job's steps.
@@ -306,6 +311,14 @@ class Recorder(ProcessRecorder[Observation]):
             observation.note(f"the job has no steps: a window of {_ONE_WINDOW_OPS:,} operators was recorded")
             observation.end_step(self._step)
             self._close(observation, "the window is over")
+
+    def _end_here(self, observation: Observation) -> None:
+        """Ends a dry run of the whole loop, whose time is over."""
+        self._write_last_notes(observation)
+        observation.close(self._step, "its time is over", is_inside_step=True)
+        self._remove()
+        self._stops_job = True
+        self._stop_job_if_asked()
 
     def _close(self, observation: Observation, reason: str) -> None:
         self._write_last_notes(observation)

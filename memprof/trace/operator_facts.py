@@ -180,6 +180,10 @@ CPU_WORKSPACE = HAS_TILES | _names("""
     native_batch_norm_backward native_group_norm native_layer_norm_backward native_group_norm_backward _cdist_backward
     _euclidean_dist embedding_dense_backward grid_sampler_2d_backward
 """)
+#: Decompositions and solvers, whose kernels on the processor copy their matrices and take LAPACK's workspace.
+CPU_DECOMPOSITIONS = _names("""
+    _linalg_svd _linalg_eigh linalg_eig linalg_inv_ex linalg_cholesky_ex linalg_lu_factor_ex _linalg_solve_ex
+""")
 #: Losses, reduced within the memory of their terms, which some kernels return in full.
 CPU_LOSSES = _names("""
     mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_backward

@@ -22,6 +22,7 @@ from memprof.recorder.calls.torch_state import overloads
 from memprof.trace.operator_facts import COMPARES, READS_NUMBER
 from memprof.virtual.ranks.collectives import place_of_group, returned_argument
 from memprof.virtual.refusals import cannot, refuse_endless, require_cuda, without_kernel, without_size
+from memprof.virtual.repeats.meter import REPEATED
 from memprof.virtual.sizes.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.virtual.sizes.kernel_probe import Kernels
 from memprof.virtual.sizes.routing import Routing
@@ -59,6 +60,9 @@ class DryMode(FakeTensorMode):
         extra_bytes: The last operator's peak kernel memory beyond its result.
         is_begun: Whether tensors created on the processor are fake; otherwise only those on the device are.
         sparse: Runs operators on sparse tensors.
+        answers: Supplies placeholders.
+        random: Draws random numbers.
+        refuse: Ends the run with a sentence.
     """
 
     def __init__(
@@ -83,15 +87,15 @@ class DryMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self.allow_fallback_kernels = False  # it would allocate real memory, and run the operator
         self.extra_bytes = 0
-        self._answers = answers
+        self.answers = answers
         self._kernels = kernels
-        self._refuse = refuse
+        self.refuse = refuse
         self._device = device
         self._role = role
         self._routing = routing or Routing(1.0)
         self._in_place = InPlace()
         self.sparse = SparseOperators(answers, refuse, is_on_device=device is not None)
-        self._random = RandomStream()
+        self.random = RandomStream()
         self._is_inside = False
         self._sparse_bytes: int | None = None
         self.is_begun = device is None
@@ -133,10 +137,12 @@ class DryMode(FakeTensorMode):
         kwargs = _on_one_processor(kwargs)
         device = self._device
         if device is None:
+            if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd reads it twice for each gradient
+                return args[0].fake_device
             if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
                 require_cuda()
             result = self._run(func, types, args, kwargs, is_placed=False)
-            self._answers.after(func)
+            self.answers.after(func)
             return result
         if func is _DEVICE:
             return device.answer(args[0])
@@ -152,7 +158,7 @@ class DryMode(FakeTensorMode):
             result = self._run(func, types, args, kwargs, is_placed=is_placed)
         finally:
             self._is_inside = False
-        self._answers.after(func)
+        self.answers.after(func)
         device.after(func, args, kwargs, result, self._sparse_bytes)
         return result
 
@@ -170,7 +176,7 @@ class DryMode(FakeTensorMode):
         if func in registered_hop_fake_fns:
             return super().__torch_dispatch__(func, (), args, kwargs)
         if rule is None:
-            self._refuse(cannot(func, "it is a higher-order operator without a fake implementation"))
+            self.refuse(cannot(func, "it is a higher-order operator without a fake implementation"))
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
@@ -184,12 +190,17 @@ class DryMode(FakeTensorMode):
             is_placed: Whether its result belongs on the virtual device.
         """
         self.extra_bytes = 0
+        if func is REPEATED:
+            return self._stand_for(args[0])
         has_fake, has_data = _kinds(args)
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]
         if not has_fake and not is_placed and (has_data or not self.is_begun):
-            self._answers.recorded.skip(func, args, sys._getframe(1))
+            self.answers.recorded.skip(func, args, sys._getframe(1))
+            self.answers.reads += func in _READS
             if self._device is not None or not self.is_begun:
+                if self._device is not None and kwargs.get("pin_memory"):
+                    kwargs = {**kwargs, "pin_memory": False}  # noted by the device: this machine may be without a GPU
                 return func(*args, **kwargs)  # no mode is active inside one
             self.extra_bytes = self.sparse.temporary_bytes(func, args, kwargs)
             result = func(*args, **kwargs)
@@ -221,11 +232,11 @@ class DryMode(FakeTensorMode):
             args = lent(args, self)
             kwargs = {name: lent(value, self) for name, value in kwargs.items()}
         if func in _READS:
-            value = self._answers.value(args[0], func)
+            value = self.answers.value(args[0], func)
             return bool(value) if func is _aten.is_nonzero.default else value
         self.cache_enabled = func not in _OF_STORAGES
         try:
-            if is_by_bytes(func, args) or (func is _aten.index.Tensor and self._answers.recorded.has(func, args)):
+            if is_by_bytes(func, args) or (func is _aten.index.Tensor and self.answers.recorded.has(func, args)):
                 # torch's rule for fake tensors refuses such masks, or looks for what is true in any
                 result = self._sized_by_values(func, args, kwargs, given, given_by_name)
             else:
@@ -234,15 +245,15 @@ class DryMode(FakeTensorMode):
             result = self._sized_by_values(func, args, kwargs, given, given_by_name)
         except DataDependentOutputException:
             if func not in _COMPARISONS:
-                self._refuse(cannot(func, "its result depends on values"))
-            return self._answers.equality(func)
+                self.refuse(cannot(func, "its result depends on values"))
+            return self.answers.equality(func)
         except (UnsupportedOperatorException, NotImplementedError) as error:
             if func._schema.returns:
-                self._refuse(without_kernel(func, error))
+                self.refuse(without_kernel(func, error))
             result = None  # it only writes to its arguments, such as fused SGD
         except RuntimeError as error:
             if _NO_FAKE in str(error):
-                self._refuse(without_kernel(func, None))
+                self.refuse(without_kernel(func, None))
             result = self._kernels.stand_in(func, args, kwargs, self._make) if self._device is None else None
             if result is None:
                 raise
@@ -255,10 +266,10 @@ class DryMode(FakeTensorMode):
             return func(*args, **kwargs)
         if self._role is not None:
             self._role.note_operator(func, result)
-        drawn = self._random.draw(func, args, kwargs, result)
+        drawn = self.random.draw(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
             refuse_endless(result)
-            self._answers.mark(func, args, result)
+            self.answers.mark(func, args, result)
         follow_values(func, given, given_by_name, result)
         follow_marks(func, args, result)
         if has_data and func._schema.is_mutable:
@@ -267,6 +278,21 @@ class DryMode(FakeTensorMode):
         if drawn is not None:
             note(result, drawn)
         return result
+
+    def _stand_for(self, temporary_bytes: int) -> torch.Tensor:
+        """Returns an empty tensor: the operators that it stands for take this much memory, and have freed it."""
+        with torch.no_grad(), self:
+            made = torch.empty((0,))  # resets the extra bytes
+        if self._device is None:
+            self.extra_bytes = temporary_bytes
+        elif temporary_bytes:
+            self._device.memory.pass_through([temporary_bytes])
+        return made
+
+    @property
+    def place(self) -> torch.device:
+        """The device on which the job trains."""
+        return torch.device("cpu" if self._device is None else "cuda")
 
     def _run_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator that reads or makes a sparse tensor."""
@@ -283,9 +309,10 @@ class DryMode(FakeTensorMode):
 
     def _sized_by_values(self, func: Any, args: Any, kwargs: Any, given: Any, given_by_name: Any) -> Any:
         """Returns the result of an operator whose size depends on values: exact if they are known, else the largest."""
+        self.answers.reads += 1
         values = compute(func, given, given_by_name)
         is_recorded = is_read(func)
-        rows = self._answers.recorded.rows(func, deciding(func, args), sys._getframe(1)) if is_recorded else None
+        rows = self.answers.recorded.rows(func, deciding(func, args), sys._getframe(1)) if is_recorded else None
         with self:
             if values is not None and (rows is None or not has_shares(given)):
                 made = args[0].new_empty(values.shape, dtype=values.dtype)
@@ -294,9 +321,9 @@ class DryMode(FakeTensorMode):
                 return result
             result = upper_bound(func, args, kwargs, rows)
         if result is None:
-            self._refuse(without_size(func))
+            self.refuse(without_size(func))
         if rows is None and not is_exact(func, args):
-            self._answers.count_bound(func)
+            self.answers.count_bound(func)
         return result
 
     def _make(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -23,6 +23,7 @@ from memprof.virtual.compiling.virtual_compiler import after_first, is_update
 from memprof.virtual.pools import follow_pools, load_real_data
 from memprof.virtual.ranks.dry_rank import DryRank
 from memprof.virtual.refusals import refuse_missing_device
+from memprof.virtual.repeats.whole import Whole
 from memprof.virtual.tensors.fakes import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
 from memprof.virtual.tensors.files import Files
 from memprof.virtual.tensors.subclasses import hide_fakes
@@ -83,6 +84,7 @@ class DryRun:
         *,
         is_given_rank: bool = False,
         expert_load: float = 1.0,
+        is_whole: bool = False,
     ) -> None:
         """Changes nothing yet.
 
@@ -92,10 +94,12 @@ class DryRun:
             device: The virtual device; None if the job runs on the machine's processor.
             is_given_rank: Whether the parent starts each rank, with its number in the environment.
             expert_load: Tokens that a rank's experts receive, as a multiple of their equal share.
+            is_whole: The whole loop is run, and what repeats is skipped.
         """
         self._answers = Answers(RecordedValues.read(spool), refuse)
         self._routing: Routing | None = None
         self._expert_load = expert_load
+        self._whole = Whole() if is_whole else None
         self._device = device
         self._refuse = refuse
         self._mode: DryMode | None = None
@@ -138,6 +142,10 @@ class DryRun:
 
         device = self._device
         mode.fake_type = FakeTensor
+        if self._whole is not None and device is None:
+            sources.on_change = self._whole.meter.change
+        elif self._whole is not None and device is not None:
+            device.memory.on_change = self._whole.meter.change
         self._sources = sources
         if self._regions is not None:
             self._regions.adopt(mode, rows, sources, usages)
@@ -163,16 +171,27 @@ class DryRun:
             if extra:
                 # The result is already allocated: the logged peak is the sum of both.
                 log.events.extend((now_ns, _KERNEL, extra, -1, now_ns, _KERNEL, -extra, -1))
+                if self._whole is not None:
+                    self._whole.meter.pulse(extra)
             after_operator(now_ns, is_backward)
 
         return note
+
+    def begin_step(self, step: int) -> None:
+        """Notes that a step begins."""
+        if self._whole is not None:
+            self._whole.begin_step(step)
+
+    def is_over(self) -> bool:
+        """Whether the whole loop was run for as long as it may be."""
+        return self._whole is not None and self._whole.is_over()
 
     def notes(self) -> list[str]:
         """Returns notes on the dry run for the reader of the trace."""
         sparse = self._mode.sparse if self._mode is not None else None
         found = [
             part.notes()
-            for part in (self._answers, self._kernels, sparse, self._regions, self._device, self._routing)
+            for part in (self._whole, self._answers, self._kernels, sparse, self._regions, self._device, self._routing)
             if part is not None
         ]
         return [note for notes in found for note in notes]
@@ -224,7 +243,11 @@ class DryRun:
         self._kernels = Kernels()
         self._routing = Routing(self._expert_load)
         self._mode = DryMode(self._answers, self._kernels, self._refuse, self._device, self.rank.role, self._routing)
-        self._regions = CompiledRegions(self._mode, self._refuse, is_virtual=self._device is not None)
+        if self._whole is not None:
+            self._whole.install(self._mode, self._noticed)
+        self._regions = CompiledRegions(
+            self._mode, self._refuse, is_virtual=self._device is not None, is_whole=self._whole is not None
+        )
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         else:

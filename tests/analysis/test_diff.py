@@ -224,6 +224,21 @@ def test_other_models_do_not_compare() -> None:
     sides = [summarise(make_trace(steps, storages, [Module("", name)])) for name in ("GPT", "ResNet")]
     with pytest.raises(InconclusiveError, match="the base is of GPT, the head of ResNet"):
         compare(sides[:1], sides[1:])
+    assert [one.what for one in compare(sides[:1], sides[1:], any_model=True).differences] == ["model"]
+
+
+def test_a_compiled_model_compares_with_itself() -> None:
+    """What torch.compile or DistributedDataParallel wraps is the same model, and its modules have the same names."""
+    steps, storages = step(50, 80)
+    inside = [Module("", "GPT"), Module("body", "Block")]
+    wrapped = [
+        Module("", "OptimizedModule"),
+        Module("_orig_mod", "GPT"),
+        Module("_orig_mod.body", "Block"),
+    ]
+    plain, compiled = (summarise(make_trace(steps, storages, modules)) for modules in (inside, wrapped))
+    assert compiled.model == "GPT"
+    assert compare([plain], [compiled]).differences == ()
 
 
 def at_lines(*sizes: tuple[int, int]) -> Job:

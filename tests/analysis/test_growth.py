@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,6 +217,13 @@ def test_what_is_kept_after_the_window_is_undecided_and_names_the_whole_run() ->
     for counts in ([3, 4, 4], [6, 3, 4], [4, 4, 4]):  # a cache that is full, a list that is cleared
         ended = _held(step=[12, 18, 40], tensors=counts, total_bytes=[KEPT * count for count in counts])
         assert find_leaks(_with(tables, ended)).growth.bytes_per_step == 0
+    # Stated once, at the end: the rise of all tensors tells whether as many were added since.
+    once = _held(step=[40], tensors=[4], total_bytes=[4 * KEPT])
+    for counts, growth in (([5, 5, 9], None), ([5, 9, 5], 0), ([8, 8, 9], 0)):
+        columns: Any = {"dtype": [""] * 3, "shape": [""] * 3, "chain": [""] * 3}
+        totals = [KEPT * count for count in counts]
+        sums = _held(step=[7, 15, 40], tensors=counts, total_bytes=totals, **columns)
+        assert find_leaks(_with(tables, Holders.joined([sums, once]))).growth.bytes_per_step == growth
 
 
 def test_growth_of_a_window_that_did_not_go_on_is_none() -> None:

@@ -124,8 +124,8 @@ def _bisect(folder: Path, first_bad: int, name: str, count: int = 200, most_runs
 
 
 def test_a_planted_regression_is_found(tmp_path: Path) -> None:
-    """The commit of 5 that enlarged the batch is named after at most 4 dry runs, with its files and its cause."""
-    found = _bisect(tmp_path, 2, "batch", count=5, most_runs=4)
+    """The commit of 3 that enlarged the batch is named after 3 dry runs, with its files and its cause."""
+    found = _bisect(tmp_path, 2, "batch", count=3, most_runs=3)
     assert found["causes"][0]["kind"] == "batch"
     assert found["files"] == ["config.py", "net.py", "train.py"]
 

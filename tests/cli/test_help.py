@@ -65,6 +65,7 @@ def test_groups_of_record_and_suggest() -> None:
     ]
     assert sections["Dry run"] == [
         "--dry-run / --no-dry-run",
+        "--whole",
         "--device NAME",
         "--strict",
         "--ranks N",

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ print(json.dumps({
 }))
 """
 
-#: Runs verbs, given as JSON, and prints as JSON the status of each and what it said.
+#: Runs verbs, given as JSON, and prints as JSON the status of each and what it printed, or why it failed.
 _VERBS = """
 import contextlib, io, json, sys
 import torch
@@ -54,9 +55,9 @@ from memprof.cli.main import main
 
 told = []
 for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         status = main(words)
-    told.append([status, said.getvalue()])
+    told.append([status, out.getvalue() if status == 0 else err.getvalue()])
 print(json.dumps(told))
 """
 
@@ -86,6 +87,16 @@ class House:
         """Runs a verb."""
         return self.python("-m", "memprof.cli.main", *words, **variables)
 
+    def verbs(self, *commands: Sequence[str], **variables: str) -> list[tuple[int, str]]:
+        """Runs several in one process; returns the status of each, and what it printed or why it failed."""
+        told = json.loads(self.python("-c", _VERBS, json.dumps(commands), **variables))
+        return [(status, text) for status, text in told]
+
+    @property
+    def user(self) -> dict[str, str]:
+        """Variables of a user whose recordings memprof knows, and may dry-run again."""
+        return {name: str(self.folder / name) for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
@@ -100,7 +111,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     assert '    "swap",\n' in text
     registry.write_text(text.replace('    "swap",\n', '    "dry_only",\n    "plugged",\n    "swap",\n'))
     made = House(folder)
-    made.memprof("record", "-o", "plain.memprof", _GPT, *_SMALL)
+    made.memprof("record", "-o", "plain.memprof", _GPT, *_SMALL, **made.user)
     return made
 
 
@@ -126,14 +137,13 @@ def test_every_list_of_policies_holds_it(house: House) -> None:
 def test_suggest_tries_it_and_emit_writes_it(house: House, predicted: int) -> None:
     """A search tries it unasked; what no trainer has a setting for is applied by memprof."""
     words = ("suggest", "plain.memprof", "--budget", str(predicted + 1000), "--json")
-    unasked = json.loads(house.memprof(*words))
+    (_, everything), (_, allowed) = house.verbs(words, (*words, "--allow", "plugged", "--write", "plan.toml"))
+    unasked, found = json.loads(everything), json.loads(allowed)
     tried = {policy["policy"] for plan in unasked["plans"] for policy in plan["policies"]}
     assert "plugged" in tried
-    found = json.loads(house.memprof(*words, "--allow", "plugged", "--write", "plan.toml"))
     assert found["plans"][0]["fits"]
     assert [policy["policy"] for policy in found["plans"][0]["policies"]] == ["plugged"]
-    emits = [["emit", "plan.toml", "--to", target] for target in ("pytorch", "hf", "lightning")]
-    for status, text in json.loads(house.python("-c", _VERBS, json.dumps(emits))):
+    for status, text in house.verbs(*(("emit", "plan.toml", "--to", to) for to in ("pytorch", "hf", "lightning"))):
         assert status == 0
         assert "[plugged]" in text
         assert "memprof.apply" in text
@@ -152,16 +162,13 @@ def test_fit_applies_it_as_predicted(house: House, predicted: int) -> None:
 
 def test_a_policy_without_a_prediction_is_dry_run(house: House) -> None:
     """Settings and a runtime are enough: what changes kernels is predicted by torch, in predict as in a search."""
-    user = {name: str(house.folder / name) for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
-    house.memprof("record", "-o", "own.memprof", _GPT, *_SMALL, **user)
     house.memprof("record", "-o", "real.memprof", "--dry_only", "bf16", _GPT, *_SMALL)
     measured = max(Trace.open(house.folder / "real.memprof").step_peaks().values())
-    found = json.loads(house.memprof("predict", "own.memprof", "--dry_only", "bf16", "--json", **user))
+    predict = ("predict", "plain.memprof", "--dry_only", "bf16")
+    suggest = ("suggest", "plain.memprof", "--budget", str(measured), "--allow", "dry_only", "--json")
+    told = house.verbs((*predict, "--json"), suggest, (*predict, "--no-run"), **house.user)
+    assert [status for status, _ in told] == [0, 0, 2]
+    found, best = json.loads(told[0][1]), json.loads(told[1][1])["plans"][0]
     assert (found["how"], found["predicted"]["peak_allocated_bytes"]) == ("dry-run", measured)
-    words = ("suggest", "own.memprof", "--budget", str(measured), "--allow", "dry_only", "--json")
-    best = json.loads(house.memprof(*words, **user))["plans"][0]
     assert (best["describe"], best["peak_allocated_bytes"]) == ("dry_only bf16", measured)
-    refused = ["predict", "own.memprof", "--dry_only", "bf16", "--no-run"]
-    ((status, told),) = json.loads(house.python("-c", _VERBS, json.dumps([refused])))
-    assert status == 2
-    assert "dry_only has no estimate: only a dry run of the recorded job predicts it." in told
+    assert "dry_only has no estimate: only a dry run of the recorded job predicts it." in told[2][1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, Sampler, dataloader
 
 import memprof
 from memprof.planners.search.workbench import Workbench, find_frames
+from memprof.trace.schema import HostNeeds
 from memprof.trace.store import Trace
 
 
@@ -83,6 +87,53 @@ def test_what_cannot_be_split_is_said_and_not_tried(collate: str, said: str, tmp
     refused = [why for why in bench.refused.values() if "cannot be split automatically" in why]
     assert bool(refused) == bool(said)
     assert not said or said in refused[0]
+
+
+class Tagged:
+    """A class whose objects are made by its own ``__new__``."""
+
+    def __new__(cls, *_args: Any, **_options: Any) -> Any:
+        made = super().__new__(cls)
+        made.tag = "made"
+        return made
+
+
+class Shuffled(Sampler[list[int]]):
+    """A sampler of batches that draws them to count them."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(24).view(-1, 4).tolist())
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def test_loaders_are_made_and_drawn_as_without_a_recording(tmp_path: Path) -> None:
+    """Of no class, signature, sampler or start method does a recording change anything; it knows each place once."""
+
+    def run() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            loader = type("Mine", (DataLoader, Tagged), {})(
+                torch.ones(24, 8), batch_sampler=Shuffled(), num_workers=1, multiprocessing_context="fork"
+            )
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch * torch.rand(1)).square().mean().backward()
+                optimizer.step()
+        next(iter(DataLoader(torch.ones(1))))
+        return loader.tag, model.weight.tolist(), signature(DataLoader)
+
+    started = multiprocessing.get_start_method(allow_none=True)
+    plain = run()
+    with memprof.record(tmp_path / "run.memprof", skip=1, steps=1):
+        recorded = run()
+    assert recorded == plain
+    assert multiprocessing.get_start_method(allow_none=True) == started
+    needs = Trace.open(tmp_path / "run.memprof").table(HostNeeds)
+    assert needs.kind.tolist() == ["forked", "batch"]
 
 
 def test_an_error_in_a_loader_has_the_traceback_it_always_had(tmp_path: Path) -> None:

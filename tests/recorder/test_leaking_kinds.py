@@ -156,6 +156,7 @@ def test_a_whole_run_names_the_line_of_what_is_kept_once_an_epoch(tmp_path: Path
     assert (leak.every_steps, leak.line.endswith("job.py:15"), leak.op) == (5, True, "aten.cat.default")
     assert leak.held_by is not None
     assert leak.held_by.chain.startswith("results[")
+    assert leak.held_by.place.endswith("job.py:7")
 
 
 BY_HAND = """

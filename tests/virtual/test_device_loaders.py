@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memprof.trace.schema import HostNeeds
 from tests.recorder.recorded import record_script
 
 _JOB = """
@@ -13,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 if __name__ == "__main__":  # workers are not forked from Python 3.14 on
+    early = torch.zeros(3 * 2**20, dtype=torch.uint8, pin_memory=True)  # before anything is on the device
+    assert early.is_pinned()
     data = TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
     model = torch.nn.Linear(32, 4).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -25,12 +28,17 @@ if __name__ == "__main__":  # workers are not forked from Python 3.14 on
 
 
 def test_a_loader_pins_its_batches_in_a_thread(tmp_path: Path) -> None:
-    """With workers, torch's loader pins memory in a thread of its own; the batches reach the device."""
+    """With workers, torch's loader pins memory in a thread of its own; the batches reach the device.
+
+    What the job pins before it uses the device is pinned, too: this machine needs no GPU for it.
+    """
     ended = record_script(tmp_path, _JOB, "--dry-run", "--device", "rtx4090")
     assert ended.returncode == 0, ended.stderr
     storages = ended.step.storages
     batches = storages.requested_bytes[storages.device == "cuda:0"].tolist()
     assert 8 * 32 * 4 in batches
+    needs = ended.trace.table(HostNeeds)
+    assert (3 * 2**20, 4 * 2**20) in zip(needs.requested_bytes.tolist(), needs.size_bytes.tolist(), strict=True)
 
 
 #: As torchvision's transforms are: modules that the data set calls, in the loader's workers.

@@ -25,7 +25,17 @@ from memprof.trace.manifest import PREDICTED
 from memprof.trace.store import Trace
 
 #: What must match on both sides for the numbers to be comparable.
-FRAME = ("device", "torch", "CUDA", "allocator settings", "world size", "batch", "micro-batches", "memory events")
+FRAME = (
+    "device",
+    "torch",
+    "CUDA",
+    "allocator settings",
+    "world size",
+    "batch",
+    "micro-batches",
+    "memory events",
+    "model",
+)
 
 #: A line of code: its file, and the folder of that.
 _LINE = re.compile(r"((.*[/\\])?[^/\\]*):\d+(?: \(before\))?", re.DOTALL)
@@ -178,7 +188,12 @@ def is_summary(path: str | Path) -> bool:
 
 
 def compare(
-    bases: Sequence[Summary], heads: Sequence[Summary], *, fail: Sequence[Gate] = (), warn: Sequence[Gate] = ()
+    bases: Sequence[Summary],
+    heads: Sequence[Summary],
+    *,
+    fail: Sequence[Gate] = (),
+    warn: Sequence[Gate] = (),
+    any_model: bool = False,
 ) -> Diff:
     """Compares one or more recordings per side.
 
@@ -187,15 +202,17 @@ def compare(
         heads: Summaries compared with the base, at least one.
         fail: Gates that fail the run.
         warn: Gates that warn.
+        any_model: Whether different models are compared, such as one and the same with adapters.
 
     Raises:
-        InconclusiveError: The sides are of different models.
+        InconclusiveError: The sides are of different models, unless `any_model` is set.
         UsageError: A gate names a phase that no recording has.
     """
     base, head = _median_of(bases), _median_of(heads)
-    if base.model and head.model and base.model != head.model:
+    if base.model and head.model and base.model != head.model and not any_model:
         raise InconclusiveError(
-            f"the recordings are not comparable: the base is of {base.model}, the head of {head.model}."
+            f"the recordings are not comparable: the base is of {base.model}, the head of {head.model}. "
+            "To compare them anyway: memprof diff --ignore model"
         )
     require_phases((*fail, *warn), (name for one in (*bases, *heads) for name in one.spots if name != PEAK))
     names = [name for name in in_order((*base.spots, *head.spots)) if name != PEAK]
@@ -225,13 +242,14 @@ def compare(
 def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
     """Returns what differs besides the code.
 
-    A batch unknown on one side is not a difference, nor is a predicted side.
+    A batch or a model unknown on one side is not a difference, nor is a predicted side.
     """
-    pairs = [(what, base.frame.get(what, ""), head.frame.get(what, "")) for what in FRAME]
+    sides = [{**side.frame, "model": side.model} for side in (base, head)]
+    pairs = [(what, *(side.get(what, "") for side in sides)) for what in FRAME]
     return tuple(
         Difference(what, one or "none", other or "none")
         for what, one, other in pairs
-        if one != other and (what != "batch" or (one and other)) and PREDICTED not in (one, other)
+        if one != other and (what not in ("batch", "model") or (one and other)) and PREDICTED not in (one, other)
     )
 
 

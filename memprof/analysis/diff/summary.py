@@ -26,6 +26,7 @@ from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.prediction import input_shapes
+from memprof.policies.runtime.model_names import WRAPPERS, without_wrappers
 from memprof.replay.live import alive_at
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
 from memprof.trace.schema import NONE, Ints
@@ -93,6 +94,9 @@ def summarise_step(step: Step, manifest: Manifest | None = None, earlier_stacks:
     moments = {PEAK: find_peak(step, sources)} | {one.phase: one for one in find_phase_peaks(step, sources)}
     parts = {op_id: splits.at(hold_at(own, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
     spots = {name: _spot(moment, parts[moment.op_id]) for name, moment in moments.items()}
+    model = _model(step)
+    if not WRAPPERS.keys().isdisjoint(step.modules.type[step.modules.parent_id == NONE]):
+        spots = {name: _inside(spot, model) for name, spot in spots.items()}
     lines = {line.place: (line.file, line.line) for frames in sources.user_frames for line in frames[:1]}
     state_names = step.storages.name[step.storages.category == "optimizer_state"]
     held = {place for spot in spots.values() for place in spot.parts["source"]}
@@ -103,7 +107,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None, earlier_stacks:
     return Summary(
         name=manifest.target,
         frame=_frame(step, manifest),
-        model=_model(step),
+        model=model,
         plan=_plan(manifest),
         spots=spots,
         maxima={name: one.maximum_bytes for name, one in maxima.items()},
@@ -136,6 +140,17 @@ def _spot(moment: Moment, parts: dict[str, dict[str, int]]) -> Spot:
     )
 
 
+def _inside(spot: Spot, model: str) -> Spot:
+    """Returns a spot with modules as the model inside torch.compile or DistributedDataParallel names them."""
+
+    def name_inside(name: str) -> str:
+        inside = without_wrappers(name)
+        return model if inside == "." else inside
+
+    parts = {kind: {name_inside(name): size for name, size in sizes.items()} for kind, sizes in spot.parts.items()}
+    return dataclasses.replace(spot, module=name_inside(spot.module), parts=parts)
+
+
 def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
     machine = manifest.machine
     frame = {
@@ -157,7 +172,14 @@ def _model(step: Step) -> str:
         return ""
     tree = module_tree(step.modules)
     sizes = tree.with_children(tree.sum_by_node(step.modules.module_id, step.modules.parameter_bytes))
-    kind = step.modules.type[max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))]
+    row = max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))
+    names, parents = step.modules.name.tolist(), step.modules.parent_id.tolist()
+    while place := WRAPPERS.get(str(step.modules.type[row]), ""):
+        inside = [at for at, parent in enumerate(parents) if parent == row and names[at].rpartition(".")[2] == place]
+        if not inside:
+            break
+        row = inside[0]
+    kind = step.modules.type[row]
     return re.sub(r":\d+ ", " ", str(kind))  # an imported one may be named after a line, which an edit moves
 
 

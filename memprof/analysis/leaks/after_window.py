@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from memprof.analysis.leaks.growth import LEAST_STEPS
 from memprof.analysis.leaks.leak import Leak, leaks_of_kinds, variable_of
 from memprof.analysis.report.sources import find_sources
 from memprof.trace.schema import NONE, Holders, Stacks
@@ -56,8 +57,9 @@ def grown_later(trace: Trace, last: int) -> list[Leak]:
         last: The last of these steps.
     """
     holders = trace.table(Holders)
-    is_kind = (holders.storage_id == NONE) & (holders.tensors > 0) & (holders.dtype != "")
-    holders = holders.take(is_kind & (holders.step > last + 1))
+    is_later = (holders.storage_id == NONE) & (holders.tensors > 0) & (holders.step > last + 1)
+    sums = holders.take(is_later & (holders.dtype == ""))
+    holders = holders.take(is_later & (holders.dtype != ""))
     leaks = []
     for kind, leak in leaks_of_kinds(holders, find_sources(trace.table(Stacks)), 0).items():
         alike = holders.take((holders.shape == kind[0]) & (holders.dtype == kind[1]) & (holders.device == kind[2]))
@@ -65,6 +67,24 @@ def grown_later(trace: Trace, last: int) -> list[Leak]:
         # Only the kinds of most bytes are stated each time: steps without a row of this one tell nothing of it.
         counts = np.array([alike.tensors[alike.step == step].max() for step in np.unique(alike.step)])
         is_ring = leak.held_by is not None and leak.held_by.kind == "ring"
-        if counts[-1] > counts[0] and (np.diff(counts) >= 0).all() and not is_ring:
+        rises = counts[-1] > counts[0] and (np.diff(counts) >= 0).all()
+        if (rises or (len(counts) == 1 and _fills_rise(leak, int(alike.step[0]), sums))) and not is_ring:
             leaks.append(replace(leak, every_steps=0))
     return sorted(leaks, key=lambda leak: -leak.kept_bytes)
+
+
+def _fills_rise(leak: Leak, step: int, sums: Holders) -> bool:
+    """Whether tensors of a kind stated once alone, at a run's last statement, are what all tensors became more by.
+
+    What is kept once an epoch is stated so rarely. Each of several has to be in the rise of all, in number and bytes.
+
+    Args:
+        leak: The kind.
+        step: Step of its statement.
+        sums: Statements on all tensors, in order.
+    """
+    if len(sums) < LEAST_STEPS or int(sums.step[-1]) != step:
+        return False
+    size = leak.kept_bytes / max(leak.tensors, 1)
+    more, rise = (int(column[-1] - column.min()) for column in (sums.tensors, sums.total_bytes))
+    return min(leak.tensors, more) >= LEAST_STEPS and rise >= LEAST_STEPS * size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from memprof.analysis.report.saved import (
 )
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
 from memprof.analysis.report.unread import find_unread
+from memprof.analysis.report.whole_loop import describe_loop, loop_json
 from memprof.analysis.report.whole_run import DeviceUse, run_json, run_notes, summarise_devices
 from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
@@ -141,6 +142,7 @@ class Report:
         plan: Effect of the plan in force, in words, "" without a plan.
         verdict: Whether the job fits its device.
         run: For a light recording, the whole run as JSON containers, else None.
+        moments: Moments of a dry run of a whole loop, as JSON containers; empty for other recordings.
         post_mortem: For a job in which memory ran out, the failed request and the live memory, else None.
     """
 
@@ -171,6 +173,7 @@ class Report:
     plan: str
     verdict: DeviceVerdict
     run: dict[str, Any] | None = None
+    moments: list[dict[str, Any]] = field(default_factory=list)
     post_mortem: PostMortem | None = None
 
     @property
@@ -224,6 +227,8 @@ def build_report(
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
+    loop = describe_loop(trace)
+    notes = (*((Note(loop, is_warning=False),) if loop else ()), *notes)
     growth = growth_notice(trace)
     notes += (Note(growth, is_warning=True),) if growth else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
@@ -261,6 +266,7 @@ def build_report(
         devices=summarise_devices(trace.table(DeviceMemory)),
         notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),
+        moments=loop_json(trace),
         post_mortem=examine(trace),
         verdict=judge_device(trace),
         growth=growth,

@@ -44,6 +44,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "step_time_us": number(step.duration_us),
         "steps": records(run_tables.STEPS, report.steps),
         **({} if report.run is None else {"run": report.run}),
+        **({"moments": report.moments} if report.moments else {}),
         "peak": {**record(tables.MOMENTS, report.at_peak.moment), "reserved_bytes": report.reserved_bytes},
         "at_peak": _split(report, report.at_peak, largest),
         "phases": {moment.phase: record(tables.MOMENTS, moment) for moment in report.phase_peaks},

@@ -177,6 +177,7 @@ def _compare(
         [open_side(path) for path in (head, *heads)],
         fail=fail,
         warn=warn,
+        any_model=not {"model", "all"}.isdisjoint(ignore),
     )
     found = replace(found, by=by or "")
     apart = [one for one in found.differences if one.what not in ignore and "all" not in ignore]

@@ -72,6 +72,13 @@ Examples:
     envvar="MEMPROF_DRY_RUN",
     help="Run the job on tensors without memory, in seconds, to measure what it would need.",
 )
+@option(
+    "--whole",
+    group="Dry run",
+    is_flag=True,
+    envvar="MEMPROF_WHOLE",
+    help="With --dry-run: go on through the whole loop, for the peaks of evaluations, saves and rare updates.",
+)
 @device_option(
     "device",
     "Dry-run on this GPU, such as h100-80g or rtx4090, which is simulated; none is needed.",
@@ -155,6 +162,7 @@ def record(
     stop: bool,
     light: bool,
     dry_run: bool,
+    whole: bool,
     device: str,
     strict: bool,
     ranks: int | None,
@@ -179,6 +187,9 @@ def record(
 
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
     its first steps; the values it prints are placeholders, and it writes no checkpoint.
+
+    With --whole, it goes on to the end of the loop, or for three times as long as its first steps took; calls and
+    updates that repeat earlier ones are not run again.
 
     With --device, which implies --dry-run, a GPU that need not be present is simulated, on which torch behaves as on a
     real one.
@@ -206,6 +217,10 @@ def record(
     device = _checked_device(device) if dry_run and device else ""  # a project's is for its dry runs
     if strict and not device and _is_typed(ctx, "strict"):
         raise CannotStartError("--strict is about a full GPU: name the one to simulate, --device rtx4090.")
+    if whole and not dry_run and _is_typed(ctx, "whole"):
+        raise CannotStartError(
+            "--whole is for dry runs, which skip repeated work: add --dry-run, or follow a real run with --light."
+        )
     if expert_load is not None and not dry_run and _is_typed(ctx, "expert_load"):
         raise CannotStartError("--expert-load is for dry runs, which compute no routing: add --dry-run.")
     if values_from is not None and not dry_run and _is_typed(ctx, "values_from"):
@@ -221,6 +236,10 @@ def record(
         plan = chosen_plan(plan_path, flags)
     except BadInputError as error:
         raise CannotStartError(str(error)) from None
+    is_other = plan is not None or ranks is not None or nodes is not None
+    whole = whole and dry_run and (_is_typed(ctx, "whole") or not is_other)  # a variable is for those it applies to
+    if whole:
+        _refuse_with_whole(ctx, has_plan=plan is not None, has_ranks=ranks is not None or nodes is not None)
     budget_bytes = _budget_of(budget, plan)
     if plan is not None and plan.budget_bytes != budget_bytes:
         plan = replace(plan, budget_bytes=budget_bytes)
@@ -249,6 +268,7 @@ def record(
         goes_on=not (stop or light or dry_run or _has_window(ctx)),
         light=light,
         dry_run=dry_run,
+        whole=whole,
         device=device,
         strict=strict and bool(device),
         read_values=_values_from(values_from) if dry_run and values_from is not None else "",
@@ -335,6 +355,20 @@ def _is_typed(ctx: click.Context, name: str) -> bool:
 def _has_window(ctx: click.Context) -> bool:
     """Returns whether the user or the project's settings choose the steps to record."""
     return any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("skip", "steps"))
+
+
+def _refuse_with_whole(ctx: click.Context, *, has_plan: bool, has_ranks: bool) -> None:
+    """Rejects what does not go with --whole; the project's steps are ignored.
+
+    Raises:
+        CannotStartError: Steps, a plan or ranks are given.
+    """
+    for name in ("skip", "steps"):
+        if _is_typed(ctx, name):
+            raise CannotStartError(f"--{name} does not apply: --whole has no window. Leave one of them out.")
+    if has_plan or has_ranks:
+        given = "a plan" if has_plan else "ranks"
+        raise CannotStartError(f"--whole does not skip calls correctly under {given} yet: leave one of them out.")
 
 
 def _refuse_window(ctx: click.Context) -> None:

@@ -85,6 +85,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.notes import describe_steps
+    from memprof.analysis.report.whole_loop import describe_loop
     from memprof.analysis.report.whole_run import describe_highest
     from memprof.errors import BadInputError
     from memprof.trace.files.spool import COMPILED, DRY_RUN, KILLED, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
@@ -136,6 +137,7 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     sentences = [
         sentence,
         fits,
+        describe_loop(trace),
         *compiled,
         made_up,
         early,

@@ -105,6 +105,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path != _BOOTSTRAP]
     python_path = os.pathsep.join([_BOOTSTRAP, *paths]) if environment.get("PYTHONPATH") and paths else _BOOTSTRAP
     child: dict[str, Any] = {"skip": settings.skip, "steps": settings.steps, "stop": settings.stop}
+    if settings.whole:
+        child["whole"] = True
     if settings.goes_on:
         child["goes_on"] = True
     if settings.light:
@@ -119,6 +121,8 @@ def recording_environment(environment: Mapping[str, str], spool: Path, settings:
         child["expert_load"] = settings.expert_load
         if ranks_of(settings.plan) > 1:
             child["devices"] = 1  # --shard gives each rank a machine of one device
+        if settings.survey is not None:
+            child["survey"], child["survey_s"] = str(settings.survey), settings.survey_s
         if settings.snapshots is not None:
             child["snapshots"], child["snapshot_name"] = str(settings.snapshots), settings.snapshot_name
     variables: dict[str, str] = {}

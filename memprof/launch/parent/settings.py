@@ -30,11 +30,14 @@ class Settings:
         goes_on: Also record steps after the window that have larger inputs than all recorded ones.
         light: Follow the whole run at low overhead instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
+        whole: Dry-run the whole loop, for three times the time of its first steps at most.
         device: The device that a dry run simulates, a name of the catalogue; "" for the CPU.
         snapshots: Folder where a dry run on a device collects the job's own memory snapshots; None to write them where
             the job says.
         snapshot_name: Name of the snapshot after which the job may end; "" for the first.
         read_values: Values of a recording that a dry run replays, from ``read_values_of``; "" for placeholders.
+        survey: File to which a dry run writes the batches of its loaders; it trains on the largest alone.
+        survey_s: Time in seconds that reading an epoch may take.
         strict: Raise torch's error where the simulated device is full, instead of counting what is missing.
         ranks: Ranks of a dry run of a distributed script; 0 for a job that is started as it is.
         nodes: Machines, each with the same number of ranks.
@@ -56,10 +59,13 @@ class Settings:
     goes_on: bool = False
     light: bool = False
     dry_run: bool = False
+    whole: bool = False
     device: str = ""
     snapshots: Path | None = None
     snapshot_name: str = ""
     read_values: str = ""
+    survey: Path | None = None
+    survey_s: float = 20.0
     strict: bool = False
     ranks: int = 0
     nodes: int = 1

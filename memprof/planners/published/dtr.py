@@ -62,8 +62,9 @@ class Dtr(Planner):
             runs = Simulation(task, middle, self.heuristics[0]).runs()
             if runs is None:
                 low = middle
-            else:
-                high = replay(task.graph, runs).peak_bytes
+                continue
+            peak = replay(task.graph, runs).peak_bytes  # with just that, other values are evicted, perhaps too few
+            high = middle if Simulation(task, peak, self.heuristics[0]).runs() is None else peak
         return 0 if task.is_late() else high
 
 

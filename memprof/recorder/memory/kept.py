@@ -162,14 +162,12 @@ class KeptTensors:
         self._next_step = step + (0 if has_time else step // _RETRY)  # reading the thread's clock takes time, too
         return has_time
 
-    def state(self, step: int, survivors: Sequence[Survivor] = (), *, is_bounded: bool = False) -> bool:
+    def state(self, step: int, survivors: Sequence[Survivor] = ()) -> bool:
         """Counts, and writes what holds the tensors of which there are more than at the first count.
 
         Args:
             step: The step that has just ended.
             survivors: Storages whose lines are known, which are written too.
-            is_bounded: References are followed no longer than statements over a whole run may still take; without such
-                time, the counts are written without holders.
 
         Returns:
             Whether there are more tensors of any kind than at the count before, or survivors.
@@ -177,7 +175,7 @@ class KeptTensors:
         began = time.thread_time()
         self._next_step = self._next_count = step + max(_APART if self.has_counted else _SOON, step // 2)
         with torch._C.DisableTorchFunction(), untraced():
-            records = self._records(step, survivors, self._seconds_left() if is_bounded else None)
+            records = self._records(step, survivors)
         if records:
             self._log.record("holders", records)
         if self._is_whole_run:
@@ -233,7 +231,7 @@ class KeptTensors:
         """Returns the time that statements over a whole run may still take."""
         return _ALLOWANCE_S + _SHARE_OF_RUN * (time.thread_time() - self._began) - self._spent
 
-    def _records(self, step: int, survivors: Sequence[Survivor], limit: float | None) -> list[dict[str, Any]]:
+    def _records(self, step: int, survivors: Sequence[Survivor]) -> list[dict[str, Any]]:
         views: dict[int, torch.Tensor] = {}
         kinds, earliest, before = self._by_kind(views), self._first, self._counts
         self._counts = {kind: len(alike) for kind, alike in kinds.items()}
@@ -277,8 +275,7 @@ class KeptTensors:
         container = self._grown_container()
         if not chosen and not survivors and not graphs and not container:
             return totals
-        if limit is None:
-            limit = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
+        limit = max(_LEAST_S, self._seconds_left()) if self._is_whole_run else math.inf
         roots = [root for _, root in graphs]
         ours = (
             chosen,
@@ -295,9 +292,7 @@ class KeptTensors:
             container,
         )
         followed = [*tensors, *roots, *seen_as, *container]
-        held = [_NO_HOLDER] * len(followed)
-        if limit > 0:
-            held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
+        held = find_holders(followed, seconds=limit, ignored=[*ours, ours])
         for place, other in enumerate(held[len(tensors) + len(roots) : len(held) - len(container)]):
             held[place] = held[place] if held[place].chain else other
         records: list[dict[str, Any]] = totals + [

@@ -258,6 +258,7 @@ class StorageWatch:
         self.only = ""
         self.owned_span: Callable[[torch.Tensor], tuple[int, int]] = owned_span
         self.is_running = False
+        self.on_change: Callable[[int], None] | None = None
 
     def start(self) -> bool:
         """Starts following."""
@@ -332,6 +333,8 @@ class StorageWatch:
             self._log.device_events.extend((moment_ns, number, address, change, -1, -1))
         else:
             self._log.events.extend((moment_ns, address, change, -1))
+        if self.on_change is not None:
+            self.on_change(change)
 
     def _died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _Reference)

@@ -32,6 +32,10 @@ _ACCUMULATE = 2**63
 #: Objects after whose type a cycle is not named if others are in it.
 _UNNAMED = (torch.Tensor, dict, list, tuple, set, deque, types.CellType, types.MethodType, types.FunctionType)
 
+#: The names of the module of the job's script, and its file, which Python removes from it when the script has ended.
+_MAIN = ("__main__", "__mp_main__")
+_MAIN_FILE = getattr(sys.modules.get("__main__"), "__file__", None)
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -97,7 +101,7 @@ def local_variable(frame: types.FrameType, name: str) -> Variable:
 
 def global_variable(module: str, name: str) -> Variable:
     """Returns a global variable of a module."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = getattr(sys.modules.get(module), "__file__", _MAIN_FILE if module in _MAIN else None)
     path = str(Path(file).absolute()) if isinstance(file, str) else ""
     return Variable("global", name, path, _assigned_at(path, name), "<module>")
 

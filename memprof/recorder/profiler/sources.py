@@ -52,6 +52,15 @@ class MemorySources:
         """Callback for every existing tensor; None if the sources report its free themselves."""
         return None if self._is_native and not self._storages.only else self._storages.remember
 
+    @property
+    def on_change(self) -> Callable[[int], None] | None:
+        """Called with each change of live bytes that weak references show; None for nothing."""
+        return self._storages.on_change
+
+    @on_change.setter
+    def on_change(self, called: Callable[[int], None]) -> None:
+        self._storages.on_change = called
+
     def follow_only(self, name: str, owned_span: Callable[[torch.Tensor], tuple[int, int]]) -> None:
         """Follows storages by weak references only, since no allocator is used.
 

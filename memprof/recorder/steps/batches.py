@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import sys
 from collections import Counter, UserDict
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import islice
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, dataloader
 
 from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.steps.loaders import MOST_BATCHES, LoaderObserver
 
-_SEE = "__memprof_batch__"
+_SEE, _LOADER, _ITERATOR = "__memprof_batch__", "__memprof_loader__", "__memprof_iterator__"
 #: Batches inspected before the others are assumed to be alike.
 _ENOUGH = 4
 #: Entries of a container in a batch that are looked at for tensors.
@@ -40,31 +41,34 @@ class BatchObserver:
         self.undivided = ""
         self.loaders = loaders
         self._left, self._seen = _ENOUGH, 0
-        self._function: FunctionType | None = None
-        self._original: Any = None
+        self._originals: list[tuple[FunctionType, CodeType]] = []
 
     def install(self) -> None:
-        """Starts inspecting, if torch's iterator is unmodified."""
-        self.loaders.install()
-        module = sys.modules.get("torch.utils.data.dataloader")
-        function = None if module is None else vars(module._BaseDataLoaderIter).get("__next__")
-        if self.loaders.measures:
-            function = getattr(function, "__wrapped__", function)  # a dry run stands around torch's own
-        if not isinstance(function, FunctionType) or function.__closure__:
-            return  # replaced by a policy or the job
-        try:
-            code = recompiled(function, _see_results)
-        except RuntimeError:
-            return  # another torch: the run will show what can be split
-        function.__globals__[_SEE] = self._see
-        self._function, self._original = function, function.__code__
-        function.__code__ = code
+        """Starts inspecting, as far as torch's functions are unmodified."""
+        iterator: Any = dataloader._BaseDataLoaderIter
+        for owner, method, rewrite, name, callback in (
+            (iterator, "__next__", _see_results, _SEE, self._see),
+            (iterator, "__init__", partial(_call_first, _ITERATOR, 2), _ITERATOR, self.loaders.note_iterator),
+            (DataLoader, "__init__", partial(_call_first, _LOADER, 1), _LOADER, self.loaders.note_loader),
+        ):
+            function = vars(owner).get(method)
+            if self.loaders.measures:
+                function = getattr(function, "__wrapped__", function)  # a dry run stands around torch's own
+            if not isinstance(function, FunctionType) or function.__closure__:
+                continue  # replaced by a policy or the job
+            try:
+                code = recompiled(function, rewrite)
+            except RuntimeError:
+                continue  # another torch: the run will show what can be split
+            function.__globals__[name] = callback
+            self._originals.append((function, function.__code__))
+            function.__code__ = code
 
     def remove(self) -> None:
         """Restores torch's own code."""
-        if self._function is not None:
-            self._function.__code__ = self._original
-            self._function = None
+        for function, code in self._originals:
+            function.__code__ = code
+        self._originals.clear()
 
     def _see(self, iterator: Any, batch: Any) -> Any:
         """Returns a batch after inspecting it."""
@@ -92,6 +96,15 @@ def _see_results(definition: ast.FunctionDef) -> None:
             names = [ast.copy_location(ast.Name(name, ast.Load()), node.value) for name in (_SEE, "self")]
             call = ast.Call(names[0], [names[1], node.value], [])
             node.value = ast.copy_location(call, node.value)
+
+
+def _call_first(name: str, count: int, definition: ast.FunctionDef) -> None:
+    """Has a function first call another one with some of its own arguments, the first ones."""
+    names = ", ".join(each.arg for each in definition.args.args[:count])
+    call = ast.parse(f"{name}({names})").body[0]
+    for node in ast.walk(call):
+        ast.copy_location(node, definition.body[0])
+    definition.body.insert(0, call)
 
 
 def _expected_size(iterator: Any) -> int | None:

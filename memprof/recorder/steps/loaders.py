@@ -8,14 +8,15 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from memprof.recorder.calls.tracebacks import OWN_CODE
 
@@ -35,7 +36,8 @@ _HEAD_BYTES, _TENSOR_BYTES = 16, 512
 #: Python's allocator serves small objects in multiples of these bytes.
 _ALIGNED = 16
 
-_NOTHING: tuple[Any, Any] = (None, None)
+#: Samplers whose length takes no code of the job's but the length of its data set, which they read themselves.
+_OF_TORCH = {BatchSampler, DistributedSampler, RandomSampler, SequentialSampler}
 
 
 @dataclass(eq=False)
@@ -43,6 +45,7 @@ class _Loader:
     """What is known of a DataLoader.
 
     Attributes:
+        loader: The DataLoader; once it is gone or through, the next one made in the same place, as for each epoch.
         frames: Stack of the call that made it, innermost first, as ``file:line:function``.
         sizes: How many tensors of each size, in bytes, its largest batch has.
         seen: Batches seen.
@@ -54,6 +57,7 @@ class _Loader:
         data_bytes: Its data set, by kind (`data_sizes`).
     """
 
+    loader: weakref.ref[Any]
     frames: list[str]
     sizes: Counter[int] = field(default_factory=Counter)
     seen: int = 0
@@ -75,30 +79,36 @@ class LoaderObserver:
     def __init__(self, *, measures: bool) -> None:
         """Starts without any."""
         self.measures = measures
-        self._loaders: dict[int, tuple[weakref.ref[Any], _Loader]] = {}
-        self._by_iterator: dict[int, tuple[weakref.ref[Any], _Loader]] = {}
+        self._loaders: list[_Loader] = []
+        self._by_iterator: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
 
-    def install(self) -> None:
-        """Follows the DataLoaders that are made from now on. What is hooked stays: Python keeps a class's slot."""
-        made: Any
-        for made, note in ((DataLoader, self._note_loader), (dataloader._BaseDataLoaderIter, self._note_iterator)):
-            if "__new__" not in vars(made):  # by an earlier recording, or the job
-                made.__new__ = _noting(note)
+    def note_loader(self, loader: Any) -> None:
+        """Notes a DataLoader, at the start of its ``__init__``."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader:
+            frame = frame.f_back  # of its class and of subclasses
+        frames = list(frames_of(frame))
+        iterated = list(self._by_iterator.values())
+        for one in self._loaders:
+            if one.frames == frames and (one.loader() is None or (one.seen and one not in iterated)):
+                one.loader = weakref.ref(loader)
+                return
+        self._loaders.append(_Loader(weakref.ref(loader), frames))
 
-    def _note_loader(self, loader: Any, *_args: Any, **_kwargs: Any) -> None:
-        self._loaders[id(loader)] = (weakref.ref(loader), _Loader(list(frames_of(sys._getframe(1)))))
-
-    def _note_iterator(self, iterator: Any, loader: Any, *_args: Any) -> None:
-        reference, one = self._loaders.get(id(loader), _NOTHING)
-        if reference is None or one is None or reference() is not loader:
+    def note_iterator(self, iterator: Any, loader: Any) -> None:
+        """Notes a DataLoader's iterator, at the start of its ``__init__``."""
+        one = next((each for each in self._loaders if each.loader() is loader), None)
+        if one is None:
             return
-        self._by_iterator[id(iterator)] = weakref.ref(iterator), one
-        one.workers = loader.num_workers
-        one.in_flight = one.workers * (loader.prefetch_factor or 0) + HELD
-        if not isinstance(loader.dataset, IterableDataset):  # whose length is a guess of the job's
-            one.in_flight = min(one.in_flight, len(loader))
-        context = loader.multiprocessing_context or torch.multiprocessing
-        one.is_forked = context.get_start_method() == "fork"
+        self._by_iterator[iterator] = one
+        with suppress(Exception):  # of a property of the job's: this one is not measured
+            one.workers = loader.num_workers
+            one.in_flight = one.workers * (loader.prefetch_factor or 0) + HELD
+            if {type(loader._index_sampler), type(loader.sampler)} <= _OF_TORCH:
+                one.in_flight = min(one.in_flight, len(loader._index_sampler))
+            if one.workers:  # without, the job may still choose how processes start: to ask would be to choose
+                context = loader.multiprocessing_context or torch.multiprocessing
+                one.is_forked = context.get_start_method() == "fork"
 
     def see(self, iterator: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Measures a batch.
@@ -107,8 +117,8 @@ class LoaderObserver:
             iterator: The loader's iterator.
             tensors: Those in the batch, one of each storage.
         """
-        reference, found = self._by_iterator.get(id(iterator), _NOTHING)
-        if reference is None or found is None or reference() is not iterator or found.seen >= MOST_BATCHES:
+        found = self._by_iterator.get(iterator)
+        if found is None or found.seen >= MOST_BATCHES:
             return
         fields = vars(iterator)
         found.is_pinned = bool(fields.get("_pin_memory"))
@@ -123,7 +133,7 @@ class LoaderObserver:
 
     def needs(self) -> Iterable[dict[str, Any]]:
         """Yields a record for each kind and size of memory, in the columns of `memprof.trace.schema.HostNeeds`."""
-        for number, (_, one) in enumerate(self._loaders.values()):
+        for number, one in enumerate(self._loaders):
             if not one.seen:
                 continue
             common = {"loader": number, "frames": one.frames, "batches": 0}
@@ -141,20 +151,6 @@ class LoaderObserver:
     def _measure(self, iterator: Any, found: _Loader) -> None:
         for worker in vars(iterator).get("_workers", ()):
             found.worker_bytes = max(found.worker_bytes, _own_bytes(worker.pid))
-
-
-def _noting(note: Callable[..., None]) -> Any:
-    """Returns a class's ``__new__`` that notes each object: it has returned before the job's own code runs in it."""
-
-    def make(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        made = object.__new__(kind)
-        try:
-            note(made, *args, **kwargs)
-        except Exception:  # noqa: BLE001 - nothing in here may reach the job: this one is not measured
-            return made
-        return made
-
-    return make
 
 
 def frames_of(frame: FrameType | None) -> Iterable[str]:

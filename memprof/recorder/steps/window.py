@@ -36,6 +36,7 @@ class Window:
         steps: Steps to record.
         stop: End the job after the window.
         is_dry: Nothing is timed after it: the job is a dry run.
+        is_whole: Every step of a dry run is recorded, until its time is over.
         goes_on: Later steps with larger inputs than all recorded ones are recorded as well.
         plain: Steps whose median is the step time, a single one of which may be off by 10 %: the unobserved one, and
             those after it, where after the window only the sizes of inputs are checked, or nothing at all.
@@ -45,6 +46,7 @@ class Window:
     steps: int = 3
     stop: bool = False
     is_dry: bool = False
+    is_whole: bool = False
     goes_on: bool = False
     plain: int = 3
 
@@ -59,6 +61,8 @@ class Window:
 
     def watch(self, step: int) -> Watch:
         """Returns how step number `step` (from 0) is observed."""
+        if self.is_whole:
+            return Watch.RECORDED
         if step < self.skip:
             return Watch.WARM_UP if step < self.steps else Watch.SKIPPED
         after = step - self.skip - self.steps

@@ -145,6 +145,9 @@ DRY_RUN = "dry-run"
 #: forward), and to the `node_sequence` of nodes that were created there.
 OTHER_THREAD = 2**40
 
+#: Start of the note on how far a dry run of the whole loop came.
+WHOLE = "whole loop"
+
 #: Start of the note on the step whose inputs were larger than those of all recorded steps.
 MISSED_STEP = "not recorded: "
 

@@ -67,15 +67,19 @@ class CompiledRegions:
     A region that cannot be lowered runs eagerly, and a note gives the reason.
     """
 
-    def __init__(self, mode: DryMode, refuse: Callable[[str], NoReturn], *, is_virtual: bool) -> None:
+    def __init__(
+        self, mode: DryMode, refuse: Callable[[str], NoReturn], *, is_virtual: bool, is_whole: bool = False
+    ) -> None:
         """Changes nothing yet.
 
         Args:
             mode: The dry run's mode.
             refuse: Ends the job with a message.
             is_virtual: Whether the job runs on a virtual GPU.
+            is_whole: Whether calls that repeat earlier ones are skipped; nothing can be compiled then.
         """
         self._mode = mode
+        self._is_whole = is_whole
         self._refuse = refuse
         self._is_virtual = is_virtual
         self._operators: OperatorMode | None = None
@@ -108,6 +112,8 @@ class CompiledRegions:
         Returns:
             Whether it can be compiled; otherwise it runs eagerly.
         """
+        if self._is_whole:
+            self._refuse("--whole does not skip calls of compiled code yet: leave --whole or torch.compile out.")
         if self._is_virtual and is_update(function):  # torch traces it on tensors of the card, which have no memory
             self._notes.leave("an optimizer's step is not compiled in a dry run on a virtual GPU")
             return False

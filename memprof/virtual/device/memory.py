@@ -79,6 +79,7 @@ class VirtualMemory:
         self.was_used = False
         self.is_overfull = False
         self.history = JobHistory()
+        self.on_change: Callable[[int], None] | None = None
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self._blocks: dict[int, tuple[_Reference, Block]] = {}
         self._emptied: dict[int, _Reference] = {}
@@ -300,6 +301,8 @@ class VirtualMemory:
         log = self._log
         if log is None:
             return
+        if change and self.on_change is not None:
+            self.on_change(change)
         now = clock_ns()
         log.history.extend((now // 1000, self._number, action, address, requested, 0, 0))
         if change:

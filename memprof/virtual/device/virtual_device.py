@@ -140,11 +140,10 @@ class VirtualDevice:
             processor_bytes: What the processor's kernel of an operator on sparse tensors takes; None for others.
         """
         self.memory.history.operator = func
-        if isinstance(result, FakeTensor) and result.fake_device.type == "cpu":
-            # torch pins what it copies to the processor without waiting (_to_copy, TensorConversions.cpp).
-            is_copied = func is _TO_COPY and kwargs.get("non_blocking") and face.is_on_device(args[0])
-            if is_copied or kwargs.get("pin_memory"):
-                self.pinned.pin(result)
+        # torch pins what it copies to the processor without waiting (_to_copy, TensorConversions.cpp).
+        is_copied = func is _TO_COPY and kwargs.get("non_blocking") and face.is_on_device(args[0])
+        if (is_copied or kwargs.get("pin_memory")) and not face.is_on_device(result):
+            self.pinned.pin(result)
         if processor_bytes is not None:
             self._after_sparse(func, args, result, processor_bytes)
             self.memory.history.operator = None

@@ -17,7 +17,7 @@ from memprof.recorder.calls.torch_state import packets
 from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
-from memprof.trace.operator_facts import CPU_LOSSES, CPU_WORKSPACE, MATRIX_PRODUCTS, WRAPS_NUMBER
+from memprof.trace.operator_facts import CPU_DECOMPOSITIONS, CPU_LOSSES, CPU_WORKSPACE, MATRIX_PRODUCTS, WRAPS_NUMBER
 from memprof.virtual.sizes.workspace_law import LISTS, corrected, extrapolate
 
 _aten = torch.ops.aten
@@ -27,6 +27,9 @@ _TRIED = packets(CPU_WORKSPACE | CPU_LOSSES)
 _PRODUCTS = packets(MATRIX_PRODUCTS)
 #: Sums, which cast what they add up to the type of the result: a mask of int32 to int64.
 _SUMS = packets("sum cumsum prod")
+_DECOMPOSITIONS = packets(CPU_DECOMPOSITIONS)
+#: Matrices of more rows or columns are measured at these smaller sizes: their time is cubic, their memory quadratic.
+_DECOMPOSED = (256, 192, 128)
 _SHORT = (torch.bfloat16, torch.float16)
 #: Libraries whose kernels on the processor are written in torch's operators: weights are unpacked inside.
 _LIBRARIES = ("bitsandbytes", "torchao")
@@ -75,7 +78,14 @@ class Kernels:
         casts = (
             packet in _SUMS and isinstance(result, torch.Tensor) and any(one.dtype != result.dtype for one in inputs)
         )
-        if not (packet in _TRIED or packet in _PRODUCTS or is_library or casts or _mixes_types(func, inputs)):
+        if not (
+            packet in _TRIED
+            or packet in _PRODUCTS
+            or packet in _DECOMPOSITIONS
+            or is_library
+            or casts
+            or _mixes_types(func, inputs)
+        ):
             return result, 0
         tensors = [*inputs, *tensors_in([result])]
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
@@ -124,6 +134,9 @@ class Kernels:
         """Returns the result of ``_try``, cached for equal arguments; None if their tensors are too large to try."""
         key = (func, _key(args), _key(tuple(kwargs.items())), torch.is_grad_enabled(), torch.get_num_threads())
         if key not in self._found:
+            if func.overloadpacket in _DECOMPOSITIONS and max(map(_largest_side, tensors)) > _DECOMPOSED[0]:
+                self._found[key] = _decomposed(func, args, kwargs, tensors, outputs)
+                return self._found[key]
             total = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
             found = extrapolate(func, args, kwargs, outputs, _try) if total > _MOST_BYTES and outputs else None
             if found is None and total <= _MOST_WHOLE_BYTES:
@@ -185,6 +198,39 @@ def _try(func: Any, args: Any, kwargs: Any, *, is_first: bool = True) -> tuple[i
     thread.start()
     thread.join()
     return outcome[0] if outcome else None
+
+
+def _largest_side(tensor: torch.Tensor) -> int:
+    return max(tensor.shape[-2:], default=0)
+
+
+def _decomposed(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> tuple[int, list[Any]] | None:
+    """Returns the memory of a decomposition of large matrices: the parabola through that of three smaller ones."""
+    largest = max(map(_largest_side, tensors))
+    found = []
+    for side in _DECOMPOSED:
+
+        def smaller(tensor: torch.Tensor, share: float = side / largest) -> torch.Tensor:
+            shape = [*tensor.shape[:-2], *(max(1, round(length * share)) for length in tensor.shape[-2:])]
+            is_transposed = tensor.dim() > 1 and tensor.stride()[-2] == 1 != tensor.stride()[-1]
+            with torch._C._DisableTorchDispatch():
+                made = torch.zeros(shape[::-1] if is_transposed and len(shape) == 2 else shape, dtype=tensor.dtype)
+                return made.T if is_transposed and len(shape) == 2 else made
+
+        measured = _try(func, map_tensors(smaller, list(args)), map_tensors(smaller, kwargs))
+        if measured is None:
+            return None
+        found.append(measured[0])
+    sides = [float(side) for side in _DECOMPOSED]
+    extra = 0.0
+    for place, size in enumerate(found):  # Lagrange
+        others = [side for number, side in enumerate(sides) if number != place]
+        first, second = others
+        extra += size * (largest - first) * (largest - second) / ((sides[place] - first) * (sides[place] - second))
+    shapes = [(tensor.shape, tensor.stride(), tensor.dtype, 0) for tensor in outputs]
+    return max(0, round(extra)), shapes
 
 
 def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:

@@ -49,6 +49,10 @@ class Answers:
     until then. Two comparisons with numbers are true, without which solvers get nowhere: that a number is at most 1, by
     which they accept a step whose error they have divided by its tolerance, and that a product of two vectors is above
     a positive number, by which quasi-Newton methods accept a step into their history.
+
+    Attributes:
+        recorded: Values of a recording.
+        reads: How often values were read, or decided a size.
     """
 
     def __init__(self, recorded: RecordedValues | None = None, refuse: Callable[[str], Any] = str) -> None:
@@ -65,6 +69,7 @@ class Answers:
         self._bounds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._evaluations = 0
+        self.reads = 0
 
     def begin_step(self, step: int, *, is_recorded: bool) -> None:
         """Begins a step; as in `RecordedValues`."""
@@ -117,6 +122,7 @@ class Answers:
             tensor: The tensor.
             func: The operator that reads it.
         """
+        self.reads += 1
         frame = sys._getframe(1)
         recorded, certain = self.recorded.value(func, frame), known(tensor)
         if recorded is not None and (certain is None or has_shares(tensor)):
@@ -142,6 +148,7 @@ class Answers:
             tensor: The tensor.
             method: The method that reads them.
         """
+        self.reads += 1
         recorded, certain = self.recorded.value(LISTED[method], sys._getframe(2)), known(tensor)
         if recorded is not None and (certain is None or has_shares(tensor)):
             with torch._C._DisableTorchDispatch():
@@ -223,6 +230,11 @@ def _accepts_step(func: Any, args: Any) -> bool:
     if func is _aten.le.Scalar:
         return bool(args[1] == 1) and args[0].dim() == 0 and args[0].is_floating_point()
     return func is _aten.gt.Scalar and args[1] > 0 and hasattr(args[0], _PRODUCT)
+
+
+def carry_marks(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...]:
+    """Returns the attributes of a fake tensor that decide its placeholder."""
+    return tuple((name, getattr(tensor, name)) for name in (_VALUE, _RARE, _PRODUCT) if hasattr(tensor, name))
 
 
 def _of_type(dtype: torch.dtype, known: Any) -> Any:

@@ -6,6 +6,7 @@ run does not compute.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,22 @@ class RandomStream:
     def __init__(self) -> None:
         """Starts with nothing drawn."""
         self._left = _MOST_DRAWN
+        self._noted: list[Callable[[], Any]] | None = None
+        self._decides = False
+
+    def note(self) -> list[Callable[[], Any]]:
+        """Begins to note what is drawn, and returns the list."""
+        self._noted, self._decides = [], False
+        return self._noted
+
+    def end_note(self, noted: list[Callable[[], Any]]) -> list[Callable[[], Any]] | None:
+        """Returns functions that draw the same once more; None if numbers that were drawn may decide what a job does.
+
+        Args:
+            noted: The list.
+        """
+        self._noted = None
+        return None if self._decides else noted
 
     def draw(self, func: Any, args: Any, kwargs: Any, result: Any) -> torch.Tensor | None:
         """Draws an operator's numbers, unless too many have been needed; a few are drawn even then.
@@ -54,8 +71,17 @@ class RandomStream:
         made = result[0] if isinstance(result, _LISTS) else result
         if not isinstance(made, torch.Tensor) or made.device.type != "cpu":
             return None
+        if self._noted is not None and self._left:
+            unseen: Any = torch._C._DisableTorchDispatch()
+            with unseen:
+                given = map_tensors(_shape, (made, args, kwargs))
+            self._noted.append(lambda: self._draw(func, packet, given[1], given[2], given[0]))
+        return self._draw(func, packet, args, kwargs, made)
+
+    def _draw(self, func: Any, packet: Any, args: Any, kwargs: Any, made: torch.Tensor) -> torch.Tensor | None:
         if packet in _CERTAIN and made.untyped_storage().nbytes() <= MOST_KEPT * made.element_size():
             self._left -= min(made.numel(), self._left)
+            self._decides = True
             drawn = func(*map_tensors(_zeros, args), **map_tensors(_zeros, kwargs))
             return _outside_torch(drawn)
         if made.numel() > self._left:
@@ -87,6 +113,10 @@ def _outside_torch(values: torch.Tensor) -> torch.Tensor | None:
     if values.dtype not in (torch.float32, torch.float64):
         return None
     return torch.from_numpy(values.numpy().copy())
+
+
+def _shape(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:

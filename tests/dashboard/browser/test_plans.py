@@ -31,9 +31,9 @@ def test_a_plan_is_searched_chosen_and_downloaded(show: Show, serve: Serve, tmp_
     served = serve(*(SAMPLES / name / "run.memprof" for name in ("gpt", "lstm")))  # nobody has searched there
     shown = show(served, "tab=whatif")
     shown.wait_text("#panel", "No search run yet")
-    _search(shown, "60%")
+    _search(shown, "80%")
     shown.page.wait_for_selector("#whatif-pareto .points path", state="attached")
-    shown.wait_view(budget="60%")
+    shown.wait_view(budget="80%")
     shown.wait_text("#whatif-result", "Plans that fit")
     shown.page.locator("#whatif-result").get_by_role("button", name="checkpoint").first.click()
     shown.wait_text("#whatif-detail h3", "checkpoint")

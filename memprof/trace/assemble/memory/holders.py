@@ -58,7 +58,7 @@ def holder_table(spool: Spool, storage_id: Ints | None, stacks: Stacks) -> tuple
 
 def need_table(spool: Spool, stacks: Stacks) -> tuple[HostNeeds, Stacks]:
     """Builds the table of what lines of the job take of host memory; returns the stacks with theirs, too."""
-    records = spool.records.get("needs", [])
+    records: list[dict[str, Any]] = next(reversed(spool.records.get("needs", [])), [])  # all until its window
     texts = ["\n".join(record["frames"]) for record in records]
     rows, stacks = _with_stacks(stacks, texts)
     table = HostNeeds.of(
