@@ -42,6 +42,7 @@ _OWN = tuple(
         "NODES",
         "EXPERT_LOAD",
         "VALUES_FROM",
+        "WHOLE",
         "FAIL_OVER_BUDGET",
         "KEEP_ARGUMENTS",
         "FORK_RANKS",

@@ -104,6 +104,7 @@ _KEYS: dict[str, type] = {
     "stop": bool,
     "light": bool,
     "dry_run": bool,
+    "whole": bool,
     "device": str,
     "strict": bool,
     "plan": str,
