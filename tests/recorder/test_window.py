@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memprof.recorder.memory import kept
+from memprof.recorder.memory.holders import find_holders
 from memprof.recorder.recorder import Recorder
 from memprof.recorder.steps.window import Window
 from memprof.trace.files.spool import read_spool
@@ -78,19 +79,24 @@ def test_the_search_for_growth_is_in_no_clocked_step(tmp_path: Path) -> None:
     assert all(stated[step] > ends[step] for step in both)
 
 
-def test_a_job_does_not_wait_at_its_end_for_a_search_without_time(
+def test_a_job_does_not_wait_long_at_its_end_for_a_search_without_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once statements have had their share of the run, the last one has counts alone: no reference is followed."""
+    """Once statements have had their share of the run, the last one has the least time of all to follow references."""
+    limits: list[float] = []
+
+    def followed(*args: Any, seconds: float, **more: Any) -> Any:
+        limits.append(seconds)
+        return find_holders(*args, seconds=seconds, **more)
 
     def spend() -> None:
         monkeypatch.setattr(kept, "_ALLOWANCE_S", -1e9)
-        monkeypatch.setattr(kept, "find_holders", lambda *_, **__: pytest.fail("followed"))
+        monkeypatch.setattr(kept, "find_holders", followed)
 
     job = "kept = []\n" + JOB.replace("    model(", "    kept.append(torch.ones(77))\n    model(")
     last = recorded_until(tmp_path / "process-1", job, spend)["holders"][-1]
     assert {one["tensors"] for one in last if one["shape"] == "77"} == {10}
-    assert not last[0]["dtype"]
+    assert limits == [kept._LEAST_S]
 
 
 def kinds(steps: Steps) -> list[str]:
