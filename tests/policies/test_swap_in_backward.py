@@ -13,8 +13,7 @@ from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes, live_bytes_by_category
-from memprof.trace.step import Step
+from memprof.replay.live import live_bytes_by_category
 from memprof.trace.store import Trace
 from tests.policies.faces import train
 
@@ -76,34 +75,3 @@ def test_a_parameter_without_a_hook_is_updated_in_step() -> None:
     job.undo()
     assert not torch.equal(model[0].weight, before)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("modules", [(".",), ("1", "2")])
-def test_a_share_is_predicted_to_be_there_for_its_own_update_alone(modules: tuple[str, ...], tmp_path: Path) -> None:
-    """State that leaves comes in for one parameter of backward at a time, not for all of a step: the measured peak."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-
-    def recorded(name: str) -> Step:
-        with memprof.record(tmp_path / name, skip=3, steps=1):
-            for _ in range(5):
-                optimizer.zero_grad()
-                model(torch.ones(4, 256)).square().sum().backward()
-                optimizer.step()
-        return Trace.open(tmp_path / name).steady_step()
-
-    def recorded_under(plan: Plan, name: str) -> Step:
-        job = memprof.apply(plan, model, optimizer)
-        step = recorded(name)
-        job.undo()
-        return step
-
-    share = Swap(modules, what="optimizer", to="disk")
-    plan = Plan((share, IN_BACKWARD))
-    predicted = plan.transform(recorded("plain.memprof"))
-    beside = share.transform(recorded_under(Plan((IN_BACKWARD,)), "in-backward.memprof"))
-    peak = int(live_bytes(recorded_under(plan, "planned.memprof")).during.max())
-    assert live_bytes(beside).during.max() == peak
-    # A fused call makes a number for each parameter, for a moment.
-    assert live_bytes(predicted).during.max() == pytest.approx(peak, abs=64)

@@ -134,10 +134,9 @@ class Selection:
         """Finds the least part of what a policy of the fastest plan concerns, such as optimizer state, that is enough.
 
         Its cost grows with the part, as what it frees does: first with choices of modules made anew for each part, then
-        with those of the fastest plan, where fewer bytes may free more at the peak: all smaller parts are tried as far
-        as a replay is quick.
+        with those of the fastest plan.
         """
-        policies = whole = self._fastest()
+        policies = self._fastest()
         frames = (mixture.frame for _, mixture in self._searches)
         frame = max((each for each in frames if set(each) <= set(policies)), key=len, default=policies)
         for policy in policies:
@@ -145,19 +144,6 @@ class Selection:
         policies = self._fastest()
         for policy in policies:
             self._narrow(policy, policies, lambda plan: self._fits(self._bench.try_plan(*plan)))
-        self._scan(whole)
-
-    def _scan(self, whole: tuple[Policy, ...]) -> None:
-        """Tries smaller parts than the fastest plan's, from the largest on, with the other policies of that plan."""
-        policies, most = self._fastest(), min(_MOST_REFINED, _REFINED_OPS // max(len(self._bench.step.ops), 1))
-        for policy in policies:
-            parts = next(
-                (found for each in whole if type(each) is type(policy) and (found := each.narrower(self._bench.step))),
-                (),
-            )
-            smaller = parts[: parts.index(policy)] if policy in parts else ()
-            for part in smaller[: -most - 1 : -1]:
-                self._bench.try_plan(*_exchanged(policies, policy, part))
 
     def narrow_frames(self, frames: Iterable[tuple[Policy, ...]]) -> None:
         """Tries combinations that are slower than the best plan with parts of their policies, such as of the state.

@@ -118,14 +118,14 @@ def _together(step: Step, count: int, how: str) -> str:
     )
 
 
-def free_gradients(draft: Draft, step: Step, workspace: Ints, beside: Ints) -> None:
+def free_gradients(draft: Draft, step: Step, workspace: Ints, numbers: float) -> None:
     """Frees each gradient with the backward operator that completes it, and drops those of earlier steps.
 
     Args:
         draft: The draft of the step; its storages and uses are replaced.
         step: The step.
         workspace: Bytes of the operators' workspaces, to which those of the updates are added; shape ``(ops,)``.
-        beside: Bytes that the update with each gradient makes and brings in, shape ``(storages,)``.
+        numbers: How many numbers an update makes for each one of a gradient.
 
     Raises:
         PolicyError: Gradients are accumulated, or what an update uses or changes is used before the optimizer's step.
@@ -152,7 +152,7 @@ def free_gradients(draft: Draft, step: Step, workspace: Ints, beside: Ints) -> N
     if len(early):
         raise PolicyError(USED if is_gradient[early].any() else EARLY)
 
-    np.add.at(workspace, done[is_freed], beside[is_freed])
+    np.add.at(workspace, done[is_freed], (numbers * storages.allocated_bytes[is_freed]).astype(np.int64))
     created = np.where(is_freed & (storages.created_op_id == NONE), begun, storages.created_op_id)
     draft.uses = draft.uses.take(~is_freed[storage] | ((op >= created[storage]) & (op <= done[storage])))
     draft.unsave(np.flatnonzero(is_freed))

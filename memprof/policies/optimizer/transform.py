@@ -13,14 +13,13 @@ from memprof.policies.optimizer.single_updates import (
     eight_bit_bytes,
     free_gradients,
     is_updating,
-    parameters_of,
     single_updates,
     update_form,
 )
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import sum_during
 from memprof.replay.rounding import rounded_when_pinned
-from memprof.trace.schema import NONE, Bools
+from memprof.trace.schema import Bools
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
@@ -64,13 +63,7 @@ def transform(step: Step, policy: OptimizerPolicy) -> Step:
         workspace[is_update] += int(numbers * at_once)
         draft.duration_us += CALL_US * (len(sizes) - 1) * singly
     if policy.in_backward:
-        # What swap brings in for all updates at once is there for its own parameter's alone.
-        owner = parameters_of(step)
-        returned = state & (allocated > 0) & (storages.created_op_id != NONE) & (storages.freed_op_id != NONE)
-        returned &= owner != NONE
-        beside = np.bincount(owner[returned], allocated[returned], len(storages))
-        allocated[returned] = 0
-        free_gradients(draft, step, workspace, (numbers * storages.allocated_bytes + beside[owner]).astype(np.int64))
+        free_gradients(draft, step, workspace, numbers)
     draft.storages = draft.storages.replace(allocated_bytes=allocated)
     draft.ops = draft.ops.replace(workspace_bytes=workspace)
     return draft.build()

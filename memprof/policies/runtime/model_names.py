@@ -77,8 +77,8 @@ def with_children(step: Step, is_chosen: Bools) -> Bools:
     return is_inside
 
 
-def modules_with_state(step: Step, minimum_bytes: int) -> dict[str, int]:
-    """Returns the bytes of optimizer state of each module's own parameters, by name, most first.
+def modules_with_state(step: Step, minimum_bytes: int) -> list[str]:
+    """Returns the names of modules by the optimizer state of their own parameters, most first.
 
     Args:
         step: The step.
@@ -89,7 +89,7 @@ def modules_with_state(step: Step, minimum_bytes: int) -> dict[str, int]:
     size = np.zeros(len(names), dtype=np.int64)
     np.add.at(size, storages.module_id[is_state], storages.requested_bytes[is_state])
     largest = np.argsort(-size, kind="stable").tolist()
-    return {names[row]: int(size[row]) for row in largest if size[row] >= minimum_bytes and names[row]}
+    return [names[row] for row in largest if size[row] >= minimum_bytes and names[row]]
 
 
 def root_of(step: Step) -> Ints:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.single_updates import parameters_of
 from memprof.policies.rewrite.draft import Draft
 from memprof.policies.rewrite.insertion import SWAP_IN, SWAP_OUT, new_ops
 from memprof.policies.swap.policy import DEFAULT_GBPS
@@ -200,31 +199,18 @@ def with_stays(
 
 
 def update_of(step: Step, storages: Ints) -> tuple[Ints, Ints]:
-    """Returns the first and the last operator of the update that uses each storage, by default of the first update.
-
-    Where updates run inside backward, these are the operators that use the state of a storage's own parameter.
-    """
-    is_update, uses = step.ops.phase == "optimizer", step.uses
+    """Returns the first and the last operator of the update that uses each storage, by default of the first update."""
+    is_update = step.ops.phase == "optimizer"
     edges = np.diff(np.concatenate([[False], is_update, [False]]).astype(np.int64))
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    if not len(first):
+        raise PolicyError("the step has no optimizer update, so it does not show when state and parameters are used.")
+    uses = step.uses
     inside = is_update[uses.op_id]
     used = np.full(len(step.storages), NONE, dtype=np.int64)
     used[uses.storage_id[inside][::-1]] = uses.op_id[inside][::-1]
-    early = (step.storages.category == "optimizer_state") & (used == NONE)
-    owner, is_early = parameters_of(step), early[uses.storage_id] & (step.ops.phase[uses.op_id] == "backward")
-    begin, end = np.full(len(used) + 1, len(step.ops)), np.full(len(used) + 1, NONE)  # the last stands for NONE
-    np.minimum.at(begin, owner[uses.storage_id[is_early]], uses.op_id[is_early])
-    np.maximum.at(end, owner[uses.storage_id[is_early]], uses.op_id[is_early])
-    own = np.where(used[storages] == NONE, owner[storages], NONE)
-    is_alone = (own != NONE) & (end[own] != NONE)
-    if not len(first):
-        if not is_alone.all():
-            raise PolicyError(
-                "the step has no optimizer update, so it does not show when state and parameters are used."
-            )
-        return begin[own], end[own]
     number = np.maximum(np.searchsorted(first, used[storages], side="right") - 1, 0)
-    return np.where(is_alone, begin[own], first[number]), np.where(is_alone, end[own], last[number])
+    return first[number], last[number]
 
 
 def joined(*stays: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Numbers of copies at a time that a search tries.
 _PREFETCHES = (1, 2, 4)
-#: Sizes of modules from which on those of the next sizes are tried together.
-_STARTS = 8
 WHAT = ("activations", "optimizer", "parameters")
 TO = ("host", "disk")
 _ONE_BY_ONE = "one-by-one"
@@ -168,23 +166,14 @@ class Swap(Policy):
         return tuple(replace(self, prefetch=number) for number in _PREFETCHES if number != self.prefetch)
 
     def narrower(self, step: Step) -> tuple[Policy, ...]:
-        """Returns it for the state of some modules next to each other by size, or of the largest and one smaller one.
-
-        The least bytes come first. What the largest updates bring in is there beside the state that stays, so that
-        smaller ones may free more.
-        """
+        """Returns it for the state of one module, from the smallest to the largest, then of several of the largest."""
         if self.what != "optimizer":
             return ()
         from memprof.policies.runtime.model_names import modules_with_state
 
-        sizes = modules_with_state(step, self.minimum_bytes)
-        own = [name for name in sizes if self.is_whole or name in self.modules]
-        # Of modules alike, the first of those after any number of the largest.
-        new = [row for row in range(len(own)) if not row or sizes[own[row]] != sizes[own[row - 1]]]
-        parts = {tuple(own[first:last]) for first in new[:_STARTS] for last in range(first + 1, len(own) + 1)}
-        parts |= {(*own[:most], own[row]) for most in range(len(own)) for row in new if row >= most}
-        ordered = sorted(parts - {tuple(own)}, key=lambda part: (sum(map(sizes.__getitem__, part)), len(part), part))
-        return tuple(replace(self, modules=tuple(sorted(part))) for part in ordered)
+        own = [name for name in modules_with_state(step, self.minimum_bytes) if self.is_whole or name in self.modules]
+        parts = [own[row : row + 1] for row in range(len(own) - 1, -1, -1)] + [own[:row] for row in range(2, len(own))]
+        return tuple(replace(self, modules=tuple(sorted(part))) for part in parts) if len(own) > 1 else ()
 
     def describe(self) -> str:
         """Describes what is moved, and where."""
