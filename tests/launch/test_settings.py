@@ -50,7 +50,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("stepz = 3", "has no key stepz. Did you mean steps?"),
         (
             "colour = 'red'",
-            "has no key colour. The keys are output, force, quiet, skip, steps, stop, light, dry_run, whole, device, strict",
+            "has no key colour. The keys are output, force, quiet, skip, steps, stop, light, dry_run, whole, device",
         ),
         ("steps = 'three'", "steps in [tool.memprof] must be a whole number, not 'three'"),
         ("steps = true", "steps in [tool.memprof] must be a whole number, not True"),
