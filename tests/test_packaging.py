@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -24,15 +23,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from the checkout. `.ci/run` gives the folder of the one that it has built and installed."""
-    if built := os.environ.get("MEMPROF_DIST"):
-        folder = Path(built)
-    else:
-        pytest.importorskip("build")
-        folder = tmp_path_factory.mktemp("dist")
-        command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
-        subprocess.run(command, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
+    """Builds the wheel from the checkout."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = folder.iterdir()
     return zipfile.ZipFile(path)
 
 
