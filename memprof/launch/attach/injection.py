@@ -1,6 +1,6 @@
 """Has a running Python process call a script on its main thread, between two bytecodes.
 
-Python 3.14 has a door for that (PEP 768). In older ones, a thread of the process is stopped for about a millisecond and
+Python 3.14 has a door for that (PEP 768). In older ones, a thread of the process is stopped for a moment and
 sent through a few instructions that call ``Py_AddPendingCall(PyRun_SimpleString, script)``, which needs neither the GIL
 nor the allocator; the interpreter then runs the script where it handles signals. The instructions save and restore all
 registers by themselves and return to where the thread was: once it runs again, nothing depends on this process, which
@@ -16,6 +16,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,9 @@ _PAGE = 4096
 _POKE, _CONTINUE, _GET_REGISTERS, _SET_REGISTERS, _DETACH, _SEIZE, _INTERRUPT = 5, 7, 12, 13, 17, 0x4206, 0x4207
 _STOPPED_BY_US = 128  # PTRACE_EVENT_STOP, in the upper half of a wait status
 #: Registers of x86-64 in the order of ``struct user_regs_struct``, of which these are used.
-_REGISTERS, _RAX, _ORIG_RAX, _RIP = 27, 10, 15, 16
+_REGISTERS, _RAX, _ORIG_RAX, _RIP, _RSP = 27, 10, 15, 16, 19
+#: Bytes that a function may use below its stack pointer, and that the call needs of a thread's stack.
+_RED_ZONE, _STACK = 128, 64 * 1024
 #: What the kernel leaves in rax of a system call that it begins again (include/linux/errno.h), and the call that goes
 #: on with one that has a timeout.
 _AGAIN, _AGAIN_BY_BLOCK, _RESTART_SYSCALL = (-512, -513, -514), -516, 219
@@ -102,12 +105,17 @@ def inject(pid: int, code: str) -> None:
         raise CannotAttachError(
             f"attaching to Python before 3.14 needs x86-64, and this is {os.uname().machine}: use Python 3.14."
         )
+    if "shstk" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"):
+        raise CannotAttachError(
+            f"process {pid} runs with shadow stacks, which permit no call from outside: use Python 3.14."
+        )
     mappings = read_mappings(pid)
     run, add = (_find_symbol(pid, mappings, name) for name in (_RUN, _ADD))
     text = code.encode("ascii") + b"\0"
-    room = _find_room(pid, mappings, len(_instructions(0, 0, 0, 0)) + len(text))
-    for thread in _threads(pid):
-        if _send_through(thread, room, text, run, add):
+    room = _find_room(pid, mappings, len(_instructions(0, 0, 0)) + len(text))
+    # In a thread of its own, at whose end the kernel lets go of what it traced, also of a thread that did not stop.
+    with ThreadPoolExecutor(1) as tracer:
+        if tracer.submit(lambda: any(_send_through(each, room, text, run, add) for each in _threads(pid))).result():
             return
     raise NoAnswerError(f"no thread of process {pid} could be stopped: it waits for a device or a file, or has ended.")
 
@@ -115,11 +123,13 @@ def inject(pid: int, code: str) -> None:
 # -- the instructions -------------------------------------------------------------------------------------------------
 
 
-def _instructions(add: int, run: int, text: int, resume: int) -> bytes:
-    """Returns the code that calls ``add(run, text)`` and goes on at `resume` with all registers as they were."""
+def _instructions(add: int, run: int, text: int) -> bytes:
+    """Returns the code that calls ``add(run, text)`` and returns with all registers as they were.
+
+    Where to is on the thread's own stack, so that the bytes are the same for every thread and request.
+    """
     return b"".join(
         (
-            bytes.fromhex("488da42480ffffff"),  # lea rsp, [rsp-128]: below what the function has there
             bytes.fromhex("9c5051525355565741504151415241534154415541564157"),  # push the flags and all registers
             bytes.fromhex("fc4889e54881ec004000004883e4c0"),  # cld; 16 KiB of stack, aligned to 64
             bytes.fromhex("31c0488dbc2400020000b908000000f348ab"),  # clear the header of the area for xsave
@@ -131,9 +141,7 @@ def _instructions(add: int, run: int, text: int, resume: int) -> bytes:
             bytes.fromhex("b8ffffffff89c2480fae2c24"),  # xrstor64 [rsp]
             bytes.fromhex("4889ec"),  # mov rsp, rbp
             bytes.fromhex("415f415e415d415c415b415a415941585f5e5d5b5a59589d"),  # pop them
-            bytes.fromhex("488da42480000000"),  # lea rsp, [rsp+128]
-            bytes.fromhex("ff2500000000"),  # jmp [rip]
-            struct.pack("<Q", resume),
+            bytes.fromhex("c28000"),  # ret 128: on, past what the function has below its stack pointer
         )
     )
 
@@ -171,21 +179,33 @@ def _send_through(thread: int, room: int, text: bytes, run: int, add: int) -> bo
         if call >= 0 and (value in _AGAIN or value == _AGAIN_BY_BLOCK):  # what the kernel would do on the way back
             resume -= _SYSCALL_BYTES
             registers[_RAX] = call if value in _AGAIN else _RESTART_SYSCALL
-        size = len(_instructions(0, 0, 0, 0))
-        if room <= resume < room + size:  # an earlier attach is not through yet
+        size = len(_instructions(0, 0, 0))
+        stack = int(registers[_RSP]) - _RED_ZONE - 8
+        is_inside = room <= resume < room + size or add <= resume < add + _PAGE  # an earlier attach is not through yet
+        if is_inside or not _has_stack(thread, stack):
             return False
-        data = _instructions(add, run, room + size, resume) + text
+        data = _instructions(add, run, room + size) + text
         data += bytes(-len(data) % 8)
         for place in range(0, len(data), 8):
             ask(_POKE, room + place, int.from_bytes(data[place : place + 8], "little"))
-        registers[_RIP], registers[_ORIG_RAX] = room, 2**64 - 1  # not in a system call
+        ask(_POKE, stack, resume)
+        registers[_RIP], registers[_RSP], registers[_ORIG_RAX] = room, stack, 2**64 - 1  # not in a system call
         ask(_SET_REGISTERS, 0, ctypes.addressof(registers))
         return True
-    except ProcessLookupError:
+    except (ProcessLookupError, ChildProcessError, FileNotFoundError):
         return False
     finally:
         if is_stopped:
             libc.ptrace(_DETACH, thread, 0, 0)
+
+
+def _has_stack(thread: int, pointer: int) -> bool:
+    """Whether a thread's stack has room for the call; that of the main thread grows by itself."""
+    for line in Path(f"/proc/{thread}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
+        if start <= pointer < end:
+            return line.endswith("[stack]") or pointer - start >= _STACK
+    return False
 
 
 def _wait_for_stop(thread: int, ask) -> bool:  # type: ignore[no-untyped-def]
@@ -295,7 +315,8 @@ def _find_room(pid: int, mappings: list[Mapping], size: int) -> int:
             if kind != _LOAD or not flags & _EXECUTABLE or not is_this:
                 continue
             start = mapping.start + (end - mapping.offset)
+            last = start + -start % _PAGE
             start += -start % 64
-            if start + size + 8 <= mapping.end:
+            if start + size + 8 <= min(mapping.end, last):
                 return start
     raise CannotAttachError(f"no library of process {pid} leaves room for the call: use Python 3.14 for the job.")

@@ -49,7 +49,11 @@ def run():
             )
             known = importlib.util.module_from_spec(spec)
             sys.modules["memprof"] = known
-            spec.loader.exec_module(known)
+            try:
+                spec.loader.exec_module(known)
+            except BaseException:
+                sys.modules.pop("memprof", None)
+                raise
         from memprof.version import __version__
         if __version__ != version:
             raise RuntimeError("the job has loaded memprof " + __version__ + ", and this is " + version)
@@ -59,16 +63,20 @@ def run():
             import threading
             threading.Thread(target=load, args=(request,), daemon=True).start()
     except BaseException as error:
-        interrupted = None if isinstance(error, Exception) else type(error)
+        interrupted = None if isinstance(error, Exception) else error
         import traceback
         with open(request + ".new", "w") as file:
             file.write("".join(traceback.format_exception(error)))
         os.rename(request + ".new", request + ".error")
-    if interrupted is not None:
-        # Raised again once this script is over: inside it, it would go no further.
-        import ctypes, threading
-        again = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(interrupted)
-        threading.Timer(0.05, ctypes.pythonapi.PyThreadState_SetAsyncExc, again).start()
+    if interrupted is not None:  # by the job's own handler of a signal: raised again behind this script
+        import signal, threading
+        def raises(*_):
+            signal.signal(signal.SIGURG, former or signal.SIG_DFL)
+            raise interrupted
+        former = signal.signal(signal.SIGURG, raises)
+        again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGURG))
+        again.daemon = True
+        again.start()
 try:
     run()
 except BaseException:
