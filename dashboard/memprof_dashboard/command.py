@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import signal
 import subprocess
@@ -84,6 +85,11 @@ def dashboard(
         )
 
 
+def _end_with_parent() -> None:
+    """Has this process interrupted when the one that started it ends, however it does: PR_SET_PDEATHSIG."""
+    ctypes.CDLL(None).prctl(1, signal.SIGINT)
+
+
 @contextmanager
 def _attached(pid: int | None) -> Iterator[list[Path]]:
     """Has a process of its own record a running job until the dashboard ends; the recording is not kept.
@@ -100,7 +106,9 @@ def _attached(pid: int | None) -> Iterator[list[Path]]:
     with tempfile.TemporaryDirectory(prefix="memprof-") as folder:
         output = Path(folder) / f"process-{pid}.memprof"
         command = [sys.executable, "-m", "memprof", "attach", str(pid), "-o", str(output), "--light"]
-        with subprocess.Popen(command, start_new_session=True) as attach:  # Ctrl-C is for the dashboard
+        ends_with_us = _end_with_parent if sys.platform == "linux" else None
+        # Ctrl-C is for the dashboard.
+        with subprocess.Popen(command, start_new_session=True, preexec_fn=ends_with_us) as attach:  # noqa: PLW1509
             try:
                 spool = output.with_name(f"{output.name}.spool")
                 while not any(spool.glob("process-*/")):

@@ -150,8 +150,7 @@ def list_processes() -> list[JobProcess]:
 def ranks_below(pid: int) -> list[int]:
     """Returns the ranks that a launcher has started, in order; none where the process is no launcher.
 
-    A rank's environment has its number, and its parent's has not. A process that `multiprocessing` started may be a
-    rank, too, if the one above does not train itself; workers of data loaders are left out where ranks are found.
+    A rank's environment has its number, and its parent's has not.
     """
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

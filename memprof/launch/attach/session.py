@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -128,11 +129,9 @@ class Session:
             raise CannotAttachError(f"{base} is not a private folder of this user: remove it, or set TMPDIR.")
         name = f"{self.process.pid}-{self._started}"
         self.lock = base / f"{name}.lock"
-        self._lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + _EXPLAIN_S / 2  # a job whose attach was killed looks for a moment whether it is free
-        while not _locks(self._lock):
+        while not self._takes_lock():
             if time.monotonic() > until:
-                os.close(self._lock)
                 raise CannotAttachError(
                     f"another memprof attach to process {self.process.pid} is under way: end it first."
                 )
@@ -146,6 +145,15 @@ class Session:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
         os.chmod(self.folder, FOLDER_MODE)
         return self
+
+    def _takes_lock(self) -> bool:
+        self._lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _locks(self._lock):
+            with suppress(FileNotFoundError):  # the one before has removed the file that was locked here
+                if os.path.samestat(os.fstat(self._lock), os.stat(self.lock)):
+                    return True
+        os.close(self._lock)
+        return False
 
     def __exit__(self, *_: object) -> None:
         """Removes the folder and gives up the lock."""
