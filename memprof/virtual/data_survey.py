@@ -48,6 +48,7 @@ class _Walk:
         sizes: Elements of each part of it and its longest side; of a list the sum and the longest.
         shapes: Shapes of its parts in words.
         seconds: What reading them took.
+        chosen: Batches to train on, the typical one among them.
         steps: Place of each batch that was trained on, the typical one first, and the step when it was yielded. A loop
             that fetches a batch ahead trains on it in the next one.
     """
@@ -59,6 +60,7 @@ class _Walk:
     sizes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     shapes: list[dict[str, str]] = field(default_factory=list)
     seconds: float = 0.0
+    chosen: int = 0
     steps: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -102,11 +104,13 @@ class DataSurvey:
                 if self._step_of() > began:
                     break
             else:
-                return  # no training loader
+                if not walk.steps:
+                    return  # no training loader
+                break
             if place is not None:
                 walk.steps.append((place, began))
+                write_private(self._path, json.dumps(asdict(walk)))  # the job may leave its loop at any batch
         if walk.steps:
-            write_private(self._path, json.dumps(asdict(walk)))
             end_job()
 
     def _read(self, loader: Any, original: Callable[[Any], Any]) -> tuple[_Walk, list[tuple[int | None, Any]]]:
@@ -152,7 +156,10 @@ class DataSurvey:
             middle = median_low(total.values())
             place, typical = min(kept, key=lambda one: abs(total[one[0]] - middle))
             order: list[tuple[int | None, Any]] = [(None, typical), (place, typical), (None, typical)]
-            large = {place: (batch, before) for _, place, batch, before in largest.values()}
+            # Of all parts together first: those decide if there are more than are trained on.
+            by_total = sorted(largest.items(), key=lambda one: not one[0].endswith(" "))
+            large = {place: (batch, before) for _, (_, place, batch, before) in by_total}
+            walk.chosen = 1 + min(len(large), _MOST_LARGE)
             for place, (batch, previous) in list(large.items())[:_MOST_LARGE]:
                 if previous is None:
                     earlier = typical if is_stream or not place else fetch(indices[place - 1])

@@ -60,6 +60,7 @@ class DataBatches:
         worst_batch: Its place in the epoch, from 0; in a loop without a loader, its step.
         alike: Batches read that are as large in each part, the worst among them; others may peak as high.
         fits: Whether the simulated device holds it; "" on the CPU.
+        untried: Batches chosen that the job did not come to.
     """
 
     line: str
@@ -73,6 +74,7 @@ class DataBatches:
     worst_batch: int
     alike: int
     fits: str = ""
+    untried: int = 0
 
     @property
     def is_uneven(self) -> bool:
@@ -89,7 +91,9 @@ class DataBatches:
         steady, unit = format_bytes(self.steady_bytes), "batches" if self.line else "steps"
         if not self.is_uneven:
             return (
-                f"Steady {steady}; no batch of {self.batches_read:,} {'read' if self.line else 'dry-run'} needs more."
+                f"Steady {steady}; none of the largest of {self.batches_read:,} batches read needs more."
+                if self.line
+                else f"Steady {steady}; no step of {self.batches_read:,} dry-run needs more."
             )
         often = f"{'at least ' if self.line else ''}1 in {max(1, round(1 / self.probability)):,} {unit}"
         which = f"{'batch' if self.line else 'step'} {self.worst_batch:,}"
@@ -99,7 +103,7 @@ class DataBatches:
     def describe_reading(self) -> tuple[str, ...]:
         """Returns what was read, and what another epoch may bring."""
         if not self.line:
-            what = f"The job has no DataLoader: {self.batches_read:,} steps of its loop were dry-run."
+            what = f"No DataLoader was found around the job's steps: {self.batches_read:,} of them were dry-run."
             return what, "Sizes that depend on computed values are placeholders."
         of_all = "an unknown number of" if self.batches < 0 else f"{self.batches:,}"
         if self.batches_read == self.batches:
@@ -107,6 +111,8 @@ class DataBatches:
         else:
             what = f"Sampled {self.batches_read:,} of {of_all} batches in {self.seconds:.1f} s ({self.line})"
             found = [f"{what}: a larger one may be among the others (--seconds reads more)."]
+        if self.untried:
+            found.append(f"The loop ended before {self.untried} of the largest batches were trained on.")
         if self.is_shuffled and self.is_uneven:
             found.append("The loader shuffles or samples: batches of other epochs differ, and may be larger.")
         return tuple(found)
@@ -153,6 +159,7 @@ def of_survey(read: dict[str, Any], trace: Trace) -> DataBatches:
         worst_batch=at_worst,
         alike=int(np.all(is_alike, axis=0).sum()),
         fits=_describe_fit(trace),
+        untried=read["chosen"] - len(read["steps"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +42,13 @@ class _Known:
     """What is known of one optimizer.
 
     Attributes:
+        optimizer: It, so that no other gets its identity.
         paths: The ways that its updates took.
         places: Its counters.
         steps: By how much each counter rises with an update.
     """
 
+    optimizer: Any
     paths: list[_Path] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -91,9 +94,10 @@ class UpdateRepeats:
 
     def run(self, function: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Runs an update, or skips it."""
-        if self._is_inside or not self.is_on or args or kwargs or torch._C._current_graph_task_id() != -1:
+        is_watched = self._is_inside or torch._C._current_graph_task_id() != -1 or sys.getprofile() is not None
+        if is_watched or not self.is_on or args or kwargs:
             return function(optimizer, *args, **kwargs)
-        known = self._known.setdefault(id(optimizer), _Known())
+        known = self._known.setdefault(id(optimizer), _Known(optimizer))
         self._is_inside = True
         try:
             key = self._key(optimizer)
@@ -197,6 +201,7 @@ def _key_of(optimizer: Any) -> Hashable:
     for group in optimizer.param_groups:
         plain = tuple((name, value) for name, value in group.items() if isinstance(value, (bool, str, type(None))))
         zeros = tuple((name, value == 0) for name, value in group.items() if type(value) is float)
-        groups.append((plain, zeros, gradients_key(group["params"])))
+        own = tuple((id(each), each.shape, each.dtype) for each in group["params"])
+        groups.append((plain, zeros, own, gradients_key(group["params"])))
     sizes = tuple(len(state) if isinstance(state, dict) else 0 for state in optimizer.state.values())
     return tuple(groups), sizes

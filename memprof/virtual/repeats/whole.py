@@ -72,6 +72,6 @@ class Whole:
         reach = (
             f"the time of three plain dry runs was over in step {self._steps:,}: later ones are not covered"
             if self._is_cut
-            else "the loop ended"
+            else "the job ended"
         )
         return [f"{WHOLE}: {reach}; {calls:,} calls of models and {updates:,} updates repeated earlier ones"]
