@@ -152,9 +152,6 @@ class Opening:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Answers a request; one for data waits for the app, and fails as its making did."""
         path = environ["PATH_INFO"]
-        is_script = "/_dash-component-suites/" in path
-        app = self._app.result() if ("/_dash-" in path and not is_script) or self._app.done() else self._frame
-        if is_script and app is not self._frame:  # an app serves the scripts of the page that it made: also its frame's
-            for package, scripts in self._frame.registered_paths.items():
-                app.registered_paths[package] |= scripts
+        is_data = "/_dash-" in path and "/_dash-component-suites/" not in path
+        app = self._app.result() if is_data or self._app.done() else self._frame
         return app.server(environ, start_response)  # type: ignore[no-any-return]

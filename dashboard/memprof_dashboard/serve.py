@@ -160,7 +160,9 @@ def _make(made: Future[Dash], server: Server, sources: list[Source], **settings:
     try:
         from memprof_dashboard.app import create_app
 
-        made.set_result(create_app(sources, **settings))
+        app = create_app(sources, **settings)
+        app.server.test_client().get("/")  # dash sets an app up in its first request, which others may overtake
+        made.set_result(app)
     except BaseException as error:  # noqa: BLE001 - raised again in the thread that serves
         made.set_exception(error)
         server.shutdown()
