@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from memprof.launch.attach.injection import CannotAttachError, NoAnswerError, re
 _LIBRARY = re.compile(r"/(?:libpython|python)(\d)\.(\d+)(?:t|d)?(?:\.so[\d.]*|/lib-dynload/.*)?$")
 _FOLDER = re.compile(r"/python(\d)\.(\d+)t?/(?:lib-dynload|site-packages|dist-packages)/")
 _OLDEST = (3, 11)
+#: Mappings that change while they are read can be read in part, which was seen once on a busy machine.
+_MORE_READS, _PAUSE_S = 2, 0.05
 _REMOTE = (3, 14)
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SYS_PTRACE = 1 << 19
@@ -74,6 +77,11 @@ def find_process(pid: int) -> JobProcess:
         )
     try:
         process = _describe(pid, status)
+        for _ in range(_MORE_READS):
+            if process.has_torch:
+                break
+            time.sleep(_PAUSE_S)
+            process = _describe(pid, status)
     except PermissionError:
         raise CannotAttachError(f"process {pid} may not be read: {_how_to_permit(pid, status)}") from None
     except OSError:
