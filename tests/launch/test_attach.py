@@ -22,10 +22,13 @@ from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from tests.json_outputs import read_schema, strict
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or os.uname().machine != "x86_64",
-    reason="attaching to this Python needs Linux on x86-64",
-)
+pytestmark = [
+    pytest.mark.cold,  # a warm process is a fork behind a relay, so its PID is not the job's
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux") or os.uname().machine != "x86_64",
+        reason="attaching to this Python needs Linux on x86-64",
+    ),
+]
 
 # It trains until it is told to stop, then again as many steps, to which nothing is attached.
 _JOB = """

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def job_arguments(command: F) -> F:
+    """Adds the job to run: a script with its arguments, a module, or a command after ``--``."""
+    words = click.argument(
+        "words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND..."
+    )
+    module = option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
+    return module(words(command))
+
+
 def json_option(command: F) -> F:
     """Adds ``--json`` to a command with grouped options; it takes ``is_json``."""
     words = "Print everything as JSON: bytes, microseconds, stable keys."

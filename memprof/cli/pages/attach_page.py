@@ -142,7 +142,7 @@ def _device_json(trace: Trace, rows: int | None) -> dict[str, Any]:
             }
             for one in modules
         ],
-        "by_dtype": [{"dtype": dtype, "bytes": size, "storages": count} for dtype, size, count in by_dtype(report)],
+        "by_dtype": records(DTYPES, by_dtype(report)),
         "largest": [
             {
                 "bytes": one.allocated_bytes,

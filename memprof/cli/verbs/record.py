@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from memprof.cli.options.command_classes import RecordCommand, device_option, option
 from memprof.cli.options.plan_options import chosen_plan, plan_options
-from memprof.cli.options.shared_options import window_options
+from memprof.cli.options.shared_options import job_arguments, window_options
 from memprof.errors import BadInputError, UsageError
 from memprof.harmless import notify
 from memprof.launch.parent.settings import Settings, read_dry_window
@@ -147,8 +147,7 @@ Examples:
     help="If the job succeeds, exit with 4 over the budget, 3 if that was not measured.",
 )
 @plan_options(envvar="MEMPROF_PLAN")
-@option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
+@job_arguments
 @click.pass_context
 def record(
     ctx: click.Context,

@@ -49,7 +49,7 @@ class NoAnswerError(InconclusiveError):
 
 @dataclass(frozen=True)
 class Mapping:
-    """A part of a file that a process has mapped: addresses from start to end, permissions, place in the file."""
+    """What a process has mapped: addresses from start to end, permissions, place in the file; "" without one."""
 
     start: int
     end: int
@@ -59,17 +59,16 @@ class Mapping:
 
 
 def read_mappings(pid: int) -> list[Mapping]:
-    """Returns the mapped files of a process, in order of their addresses.
+    """Returns what a process has mapped, in order of the addresses.
 
     Raises:
         OSError: It has ended, or may not be read.
     """
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith("/"):
-            start, _, end = fields[0].partition("-")
-            found.append(Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), fields[5]))
+        addresses, flags, offset, _, _, *path = line.split(maxsplit=5)
+        start, end = (int(each, 16) for each in addresses.split("-"))
+        found.append(Mapping(start, end, flags, int(offset, 16), "".join(path)))
     return found
 
 
@@ -201,11 +200,8 @@ def _send_through(thread: int, room: int, text: bytes, run: int, add: int) -> bo
 
 def _has_stack(thread: int, pointer: int) -> bool:
     """Whether a thread's stack has room for the call; that of the main thread grows by itself."""
-    for line in Path(f"/proc/{thread}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
-        if start <= pointer < end:
-            return line.endswith("[stack]") or pointer - start >= _STACK
-    return False
+    found = next((each for each in read_mappings(thread) if each.start <= pointer < each.end), None)
+    return found is not None and (found.path == "[stack]" or pointer - found.start >= _STACK)
 
 
 def _wait_for_stop(thread: int, ask) -> bool:  # type: ignore[no-untyped-def]
@@ -301,13 +297,14 @@ def _symbol_in(data: bytes, name: bytes) -> int:
 
 
 def _find_room(pid: int, mappings: list[Mapping], size: int) -> int:
-    """Returns an address behind the code of a library, in the rest of its last page, for so many bytes.
+    """Returns an address with room for that many bytes, in the unused end of the last page of a library's code.
 
     Raises:
         CannotAttachError: There is none.
     """
     for mapping in mappings:
-        if mapping.flags[:4] != "r-xp" or "/ld-linux" in mapping.path:
+        is_code = mapping.path.startswith("/") and mapping.flags == "r-xp"
+        if not is_code or "/ld-linux" in mapping.path:
             continue
         for kind, flags, offset, _, in_file in _program_headers(_read_head(_file_of(pid, mapping)) or bytes(64)):
             end = offset + in_file

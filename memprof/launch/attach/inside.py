@@ -21,7 +21,7 @@ import torch
 from memprof.launch import child
 from memprof.recorder.compiled.uncompiled import is_within_compiled_call
 from memprof.recorder.light.recorder import LightRecorder
-from memprof.recorder.machine import find_rank, is_loader_worker
+from memprof.recorder.machine import find_rank
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.memory.present import write_present
 from memprof.recorder.profiler.sessions import initialize_here
@@ -68,7 +68,6 @@ def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
         pause_s=ended[0] - begun[0],
         processor_s=ended[1] - begun[1],
         rank=find_rank(os.environ)[0],
-        is_worker=is_loader_worker(),
     )
 
 
@@ -136,7 +135,7 @@ class Recording:
         """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
         self._is_asked = False
         with suppress(Exception):  # nothing may reach the job
-            if self._is_idle() or _is_within(_OPTIMIZERS) or _others_within(_OPTIMIZERS):
+            if self._is_idle() or _is_within(_OPTIMIZERS) or _threads_within(_OPTIMIZERS):
                 return
             if self._recorder.is_closed or (_is_outside_torch() and self._may_go_on()):
                 self._go_on()
@@ -163,7 +162,7 @@ class Recording:
             return
         if not self._updates.is_last() or self._updates.is_nested() or is_within_compiled_call():
             return
-        if not _others_within(_OPTIMIZERS):
+        if not _threads_within(_OPTIMIZERS):
             self._go_on()
 
     def _go_on(self) -> None:
@@ -245,11 +244,6 @@ def _is_within(modules: tuple[str, ...], innermost: FrameType | None = None) -> 
             return True
         frame = frame.f_back
     return False
-
-
-def _others_within(modules: tuple[str, ...]) -> bool:
-    """Whether another thread is within some modules; see `_is_within`."""
-    return bool(_threads_within(modules))
 
 
 def _threads_within(modules: tuple[str, ...]) -> set[int]:

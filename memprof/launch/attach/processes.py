@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from memprof.launch.attach.injection import CannotAttachError, NoAnswerError, re
 _LIBRARY = re.compile(r"/(?:libpython|python)(\d)\.(\d+)(?:t|d)?(?:\.so[\d.]*|/lib-dynload/.*)?$")
 _FOLDER = re.compile(r"/python(\d)\.(\d+)t?/(?:lib-dynload|site-packages|dist-packages)/")
 _OLDEST = (3, 11)
-#: Mappings that change while they are read can be read in part, which was seen once on a busy machine.
-_MORE_READS, _PAUSE_S = 2, 0.05
 _REMOTE = (3, 14)
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SYS_PTRACE = 1 << 19
@@ -77,13 +74,8 @@ def find_process(pid: int) -> JobProcess:
         )
     try:
         process = _describe(pid, status)
-        for _ in range(_MORE_READS):
-            if process.has_torch:
-                break
-            time.sleep(_PAUSE_S)
-            process = _describe(pid, status)
     except PermissionError:
-        raise CannotAttachError(f"process {pid} may not be read: {_how_to_permit(pid, status)}") from None
+        raise CannotAttachError(f"process {pid} may not be read: {_how_to_permit()}") from None
     except OSError:
         raise NoAnswerError(f"process {pid} has ended.") from None
     if not process.python[0]:
@@ -118,11 +110,11 @@ def _refusal(pid: int, process: JobProcess) -> str:
     may_trace = bool(int(_status(os.getpid())["CapEff"], 16) & _SYS_PTRACE)
     scope = int(_SCOPE.read_text(encoding="ascii")) if _SCOPE.exists() else 0
     if scope >= 3 or (scope and not may_trace and not (scope == 1 and _is_below_us(pid))):
-        return f"this system lets no process trace another (ptrace_scope {scope}): {_how_to_permit(pid, {})}"
+        return f"this system lets no process trace another (ptrace_scope {scope}): {_how_to_permit()}"
     return ""
 
 
-def _how_to_permit(pid: int, status: dict[str, str]) -> str:
+def _how_to_permit() -> str:
     if _SCOPE.exists() and _SCOPE.read_text(encoding="ascii").strip() == "3":
         return "only a restart with kernel.yama.ptrace_scope = 1 in /etc/sysctl.conf changes that."
     return "sudo sysctl kernel.yama.ptrace_scope=0 permits it, and in a container docker run --cap-add SYS_PTRACE."
@@ -156,7 +148,7 @@ def list_processes() -> list[JobProcess]:
 
 
 def ranks_below(pid: int) -> list[int]:
-    """Returns the ranks that a launcher has started, in order; none where the process is no launcher.
+    """Returns the processes of the ranks that a launcher started, by rank; empty if the process is not a launcher.
 
     A rank's environment has its number, and its parent's has not.
     """
@@ -235,16 +227,16 @@ def _device_bytes() -> dict[int, int]:
     except (OSError, subprocess.SubprocessError):
         return {}
     found: dict[int, int] = {}
-    for pid, _, size in _fields(lines):
+    for pid, size in _fields(lines):
         found[pid] = found.get(pid, 0) + size * 2**20
     return found
 
 
-def _fields(lines: list[str]) -> Iterator[tuple[int, str, int]]:
+def _fields(lines: list[str]) -> Iterator[tuple[int, int]]:
     for line in lines:
-        pid, comma, size = line.partition(",")
+        pid, _, size = line.partition(",")
         if pid.strip().isdecimal() and size.strip().isdecimal():
-            yield int(pid), comma, int(size)
+            yield int(pid), int(size)
 
 
 def _shown(process: JobProcess) -> str:

@@ -59,14 +59,10 @@ def read_present(folder: Path) -> list[tuple[Manifest, dict[type[Table], Table]]
 def _storages(spool: Spool, kinds: texts.TensorKinds) -> dict[int, dict[str, Any]]:
     """Returns each storage by its address: bytes, device, category, name, module and kind of tensor."""
     names, facts = texts.listed(spool, "names"), spool.columns("facts")
-    owned = {int(address): int(size) for address, size in spool.rows["alive"][:, 1:].tolist()}
     found: dict[int, dict[str, Any]] = {}
     columns = (facts[name].tolist() for name in ("address", "size_bytes", "category", "name", "module", "tensor"))
     for address, size, category, name, module, tensor in zip(*columns, strict=True):
-        one = found.setdefault(
-            address,
-            {"bytes": size, "device": kinds.device[tensor], "facts": {}, "saved": False, "is_owned": False},
-        )
+        one = found.setdefault(address, {"bytes": size, "device": kinds.device[tensor], "facts": {}, "saved": False})
         one["bytes"] = max(one["bytes"], size)
         one["saved"] |= category == ACTIVATION and name != NONE
         known = one["facts"].get(category)
@@ -75,8 +71,7 @@ def _storages(spool: Spool, kinds: texts.TensorKinds) -> dict[int, dict[str, Any
     weights = {one["facts"][PARAMETER][2] for one in found.values() if PARAMETER in one["facts"]}
     families = kinds.families()
     inputs = {int(families[one["facts"][INPUT][2]]) for one in found.values() if INPUT in one["facts"]}
-    for address, one in found.items():
-        one["is_owned"] = owned.get(address, 0) > 0 or one["device"] != "cpu"
+    for one in found.values():
         code, one["category"] = _category(one, weights, inputs, families)
         name, module, tensor = one["facts"][code]
         one["name"] = "" if name == NONE else names[name]
@@ -88,9 +83,9 @@ def _storages(spool: Spool, kinds: texts.TensorKinds) -> dict[int, dict[str, Any
         elif not is_pending and not _is_within(found, address, size):
             found[address] = {
                 "bytes": requested, "allocated": size, "device": f"cuda:{device}", "category": "unknown",
-                "name": "", "module": NONE, "tensor": NONE, "is_owned": True,
+                "name": "", "module": NONE, "tensor": NONE,
             }  # fmt: skip
-    return {address: one for address, one in found.items() if one["bytes"] and one["is_owned"] is not None}
+    return {address: one for address, one in found.items() if one["bytes"]}
 
 
 def _is_within(found: dict[int, dict[str, Any]], address: int, size: int) -> bool:

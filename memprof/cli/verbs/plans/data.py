@@ -8,7 +8,7 @@ import click
 
 from memprof.analysis.table import NUMBER, TEXT, FactTable, shown
 from memprof.cli.options.command_classes import RecordCommand, device_option, option
-from memprof.cli.options.shared_options import json_option
+from memprof.cli.options.shared_options import job_arguments, json_option
 from memprof.launch.parent.target import find_target
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ Examples:
     help="Time that reading an epoch may take; batches spread over it are read where it takes longer.",
 )
 @json_option
-@option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
+@job_arguments
 @click.pass_context
 def data(
     ctx: click.Context,

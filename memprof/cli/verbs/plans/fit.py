@@ -12,7 +12,7 @@ import click
 
 from memprof.cli.options.command_classes import RecordCommand, option
 from memprof.cli.options.search_options import read_search_request, search_options
-from memprof.cli.options.shared_options import json_option, window_options
+from memprof.cli.options.shared_options import job_arguments, json_option, window_options
 from memprof.errors import GateFailedError
 from memprof.harmless import notify
 from memprof.launch.parent.settings import read_dry_window, read_project_settings
@@ -104,8 +104,7 @@ class FitCommand(RecordCommand):
     help="Dry-run each plan first, and skip those that do not fit as applied.",
 )
 @json_option
-@option("-m", "is_module", group="Job", is_flag=True, help="The job is a Python module, as in python -m.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{SCRIPT | -m MODULE} [ARGS]... | -- COMMAND...")
+@job_arguments
 @click.pass_context
 def fit(
     ctx: click.Context,
