@@ -72,7 +72,6 @@ def _stage_needed(policy: Policy) -> int:
 
 
 def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...]) -> None:
-    """Adds one policy to the configuration, the notes or the unsupported parts."""
     match policy:
         case Shard():
             _add_zero(found, stage)

@@ -77,7 +77,6 @@ class HuggingFace(Target):
         return Emitted(text, tuple(found.cannot), notes, found.expressed + len(found.model), arguments)
 
     def _set_batch(self, found: Sorted, request: Request) -> None:
-        """Sets the micro-batch size, or leaves it to the reader."""
         splits = any(isinstance(each, Shard) and each.batch == "split" for each in request.plan.policies)
         if request.parts == 1 and not splits:
             return

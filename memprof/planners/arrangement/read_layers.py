@@ -214,7 +214,6 @@ def _levels(
 def _with_gradients(
     made: Ints, after: Ints, gradients: list[Ints], forward: list[tuple[int, int]], backward: list[tuple[int, int]]
 ) -> Floats:
-    """Returns each unit's peak in backward as _levels does, with its own gradients."""
     begin = forward[0][0]
     base = float(after[begin - 1]) if begin else 0.0
     peaks = []
@@ -289,12 +288,10 @@ def _returned_by_experts(step: Step) -> Floats:
 
 
 def _during(step: Step, chosen: Bools) -> Ints:
-    """Returns the bytes of some storages during each operator, shape ``(ops,)``."""
     return sum_during(step.storages.take(chosen), len(step.ops))
 
 
 def _after(step: Step, chosen: Bools) -> Ints:
-    """Returns the bytes of some storages after each operator, shape ``(ops,)``."""
     storages = step.storages.take(chosen)
     freed = sum_at(storages.freed_op_id, storages.allocated_bytes, len(step.ops))
     after: Ints = _during(step, chosen) - freed

@@ -75,7 +75,6 @@ class Recomputation:
         return int(self._size[value] + sum(map(self._together.total, self._neighbours(value))))
 
     def _neighbours(self, value: int) -> set[int]:
-        """Returns the classes recomputed before and after a value."""
         beside = [self._maker[value], *self._readers[value]]
         reads = [read for op_id in self.ops_for(value) for read in self._reads[op_id]]
         beside += [self._maker[read] for read in reads if self._is_gone[read]]

@@ -62,7 +62,6 @@ def cut_evenly(cuts: Cuts, parts: int, levels: int) -> list[Segment]:
 
 
 def _even_edges(total: Ints, low: int, high: int, parts: int) -> list[int]:
-    """Divides intervals into adjacent groups of about equal sums."""
     parts = min(parts, high - low)
     edges = [low]
     for part in range(1, parts):
@@ -118,7 +117,6 @@ class SegmentSchedules:
         return writer.schedule()
 
     def _stays_in_forward(self, value: int, segments: Sequence[Segment], starts: Sequence[int]) -> bool:
-        """Returns whether forward keeps a value: backward starts in the last segment of its round."""
         place = max(bisect_right(starts, self._maker[value]) - 1, 0)
         while not segments[place].is_last:
             place += 1

@@ -46,7 +46,6 @@ class Dtr(Planner):
         return ScheduleResult(status, f"The {chosen} heuristic was the fastest.", best, least_bytes=budget)
 
     def _best(self, task: ScheduleRequest, budget_bytes: int) -> tuple[Ints | None, str]:
-        """Tries every heuristic; returns the fastest schedule and its heuristic."""
         best: Ints | None = None
         chosen, least_us = "", float("inf")
         for heuristic in self.heuristics:
@@ -131,7 +130,6 @@ class Simulation:
         return np.array(order, dtype=np.int64)
 
     def _remake_inputs(self, op_id: int, floor: int, order: list[int]) -> bool:
-        """Locks an operator's inputs and recomputes missing ones; returns False where they do not fit."""
         self._lock(op_id, 1)
         stack = [op_id]
         while stack:
@@ -182,7 +180,6 @@ class Simulation:
         return True
 
     def _cheapest(self, stage: int) -> int | None:
-        """Returns the evictable value of least h."""
         for value in self._costs.outdated:
             if self._is_alive[value]:
                 self._cost_us_of[value] = self._costs.cost_us(value)

@@ -150,7 +150,6 @@ def _packed(items: Items) -> Iterator[tuple[Bools, str]]:
 
 
 def _dropped(graph: Graph, items: Items, kept: Bools) -> Bools:
-    """Returns which values are dropped when some items are kept."""
     is_chosen = items.item_of_value != NONE
     dropped: Bools = gone_after_forward(graph) | (is_chosen & ~np.append(kept, True)[items.item_of_value])
     return dropped

@@ -57,7 +57,6 @@ class Selective(Planner):
 
 
 def _drops(graph: Graph) -> Iterator[tuple[Replay, str]]:
-    """Drops saved values in every order; yields replayed schedules with a description."""
     demand, saved = Demand(graph), graph.is_saved()
     total = int(graph.value_bytes[saved].sum())
 

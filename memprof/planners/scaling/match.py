@@ -129,7 +129,6 @@ def _common(first: Ints, second: Ints, first_keys: Ints, second_keys: Ints) -> I
 
 
 def _difference(steps: Sequence[Step], cores: Sequence[Ints], keys: Sequence[Ints], names: Sequence[str]) -> str:
-    """Describes where two steps diverge."""
     count = min(map(len, keys))
     same = keys[0][:count] == keys[1][:count]
     place = count if same.all() else int(np.argmin(same))

@@ -125,7 +125,6 @@ class MeasuredSizes:
         return _linked(self.samples, self.match.storages)
 
     def _storages(self, size: int, kept: Bools) -> tuple[Fit, np.ndarray]:
-        """Returns the bytes of the matched storages at a size, and the shapes of all."""
         rows = self.match.storages
         steps = [sample.step for sample in self.samples]
         recorded = np.stack([step.storages.requested_bytes[row] for step, row in zip(steps, rows, strict=True)])[kept]
@@ -210,7 +209,6 @@ class MeasuredSizes:
         return position[uses.op_id[is_known]], place[uses.storage_id[is_known]]
 
     def _touched(self, there: Ints) -> Floats:
-        """Returns the bytes that each matched operator touches, in every sample and for the given storages."""
         op, storage = self._uses
         rows = zip(self.samples, self.match.storages, strict=True)
         every = [*(sample.step.storages.requested_bytes[row] for sample, row in rows), there]

@@ -207,7 +207,6 @@ def _owners(step: Step, members: Sequence[int]) -> Ints:
 
 
 def _of_ops(owner: Ints, step: Step) -> Ints:
-    """Returns the owner of each operator of a step, NONE outside."""
     owners: Ints = np.append(owner, NONE)[step.ops.module_id]
     return owners
 
@@ -292,6 +291,5 @@ def _windows(
 
 
 def _shares(work: Floats) -> Floats:
-    """Returns each member's share of some work; equal shares where there is none."""
     total = float(work.sum())
     return work / total if total else np.full(len(work), 1.0 / len(work))

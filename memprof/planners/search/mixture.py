@@ -286,7 +286,6 @@ class Mixture:
 
 
 def _variants(policies: tuple[Policy, ...]) -> Iterator[tuple[Policy, ...]]:
-    """Yields a plan with each other setting of each policy that has variants."""
     for policy in policies:
         for other in policy.variants:
             yield tuple(other if each is policy else each for each in policies)

@@ -192,7 +192,6 @@ class Selection:
         return self._fits(found)
 
     def _fastest(self) -> tuple[Policy, ...]:
-        """Returns the policies of the fastest plan that fits, none where none does."""
         found = self._bench.fastest(self._budget)
         return () if found is None else found.policies
 

@@ -144,7 +144,6 @@ def _weigh_gradients(undo: ExitStack, current: Round, gates: Gates) -> None:
 
 
 def _weighed(tensors: Any, gradients: Any, weight: float) -> Any:
-    """Returns the gradients that seed backward, times a weight."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [gradients] if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
     given += [None] * (len(roots) - len(given))
@@ -251,7 +250,6 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def _notes(job: Job, policy: Accumulate, *, is_first_whole: bool) -> list[str]:
-    """Returns notes for the user on changed behaviour."""
     parts = policy.micro_batches
     notes = [
         (

@@ -100,7 +100,6 @@ class Scaled:
         return float(np.nansum(ops.duration_us)) * overlap + between * count
 
     def _shape(self, text: str) -> str:
-        """Rewrites a shape that contains the batch."""
         sizes = list(read_shape(text))
         exact = [place for place, each in enumerate(sizes) if each == self.batch.size]
         multiple = [place for place, each in enumerate(sizes) if each and each % self.batch.size == 0]

@@ -66,7 +66,6 @@ def _with_rounded_sizes(step: Step, device: str, settings: Settings) -> Step:
 
 
 def _device_bytes(step: Step, device: str) -> Ints:
-    """Returns the live bytes on the device during each operator, workspaces included."""
     storages = step.storages
     elsewhere = storages.replace(allocated_bytes=np.where(storages.device == device, storages.allocated_bytes, 0))
     return live_bytes(dataclasses.replace(step, storages=elsewhere)).during

@@ -106,7 +106,6 @@ def kept_operators(kinds: Iterable[str]) -> KeptOperators:
 
 
 def _read_calls(numbers: str) -> set[int]:
-    """Reads the numbers of calls: ``1+3-5``."""
     found: set[int] = set()
     for part in numbers.split("+"):
         first, _, last = part.partition("-")

@@ -195,7 +195,6 @@ def _starts_and_stops(step: Step, regions: Regions, nodes: Nodes) -> tuple[Ints,
 
 
 def _writes(step: Step, op_ids: Ints, storage_ids: Ints) -> Bools:
-    """Returns which operators make or change which storages."""
     uses = step.uses
     is_write = uses.role != "read"
     key = uses.op_id[is_write] * len(step.storages) + uses.storage_id[is_write]

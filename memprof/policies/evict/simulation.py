@@ -143,14 +143,12 @@ class Simulation:
         return self._course
 
     def _offer(self, storage: int) -> None:
-        """Makes a candidate of a storage that nothing but autograd holds any more."""
         if self._life[storage] >= 0:
             self._victims.add(storage)
             if storage in self._at_once:
                 self._drop(storage)
 
     def _facts(self) -> Facts[int]:
-        """Returns what victims are chosen by."""
         outline, rule, locks = self._outline, self._rule, self._locks
         weights, size_bytes = rule.weights, self._size
         return Facts(
@@ -171,7 +169,6 @@ class Simulation:
         return self._clock - float(max(ahead_us, 0.0) ** (self._rule.foresight or 1.0))
 
     def _is_saved(self, storage: int) -> bool:
-        """Returns whether autograd keeps a storage, dropped or not."""
         outline = self._outline
         return outline.may_go[storage] and outline.created[storage] <= self._now <= outline.freed[storage]
 
@@ -226,7 +223,6 @@ class Simulation:
             self._drop(victim)
 
     def _recompute(self, target: int) -> None:
-        """Recomputes a storage, after whatever that needs."""
         sources, stack = self._outline.sources, [target]
         self._lock(target, 1)
         while stack:
@@ -241,7 +237,6 @@ class Simulation:
             self._lock(storage, -1)
 
     def _repeat(self, storage: int) -> None:
-        """Runs the operators that write a storage again."""
         course, outline, now = self._course, self._outline, self._now
         between = outline.floor_after_bytes[now - 1] if now else outline.floor_bytes[0]
         for op_id in outline.makers[storage]:

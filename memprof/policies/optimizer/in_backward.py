@@ -77,7 +77,6 @@ class InBackward:
             job.on_undo(replace_weakly(owner, name, method))
 
     def _take(self, optimizer: torch.optim.Optimizer, number: int, parameters: list[torch.Tensor]) -> None:
-        """Hooks an optimizer's parameters so that they update inside backward."""
         for parameter in parameters:
             if not self._claim(parameter):
                 continue
@@ -99,7 +98,6 @@ class InBackward:
         return True
 
     def _add_group(self, before: Any, optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-        """Hooks parameter groups added later, including those of new optimizers."""
         before(optimizer, param_group)
         number = len(optimizer.param_groups) - 1
         given = optimizer.param_groups[number]["params"]
@@ -229,12 +227,10 @@ class InBackward:
                 UsedState.hide(owner)
 
     def _zero_grad(self, before: Any, *args: Any, **kwargs: Any) -> None:
-        """Records that gradients were reset."""
         self._is_unreset = False
         before(*args, **kwargs)
 
     def _clip(self, before: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        """Rejects clipping of gradients that are already freed."""
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(id(parameter) in self._hooked for parameter in given):
             raise PolicyError(clipped(before.__name__))
@@ -263,5 +259,4 @@ def _require_reset(frame: FrameType | None) -> None:
 
 
 def _is_own(hook: Any) -> bool:
-    """Returns whether a hook of a step is a policy's."""
     return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("memprof.")

@@ -81,7 +81,6 @@ class OneByOne:
         return given
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Shows the gradients again."""
         if is_inner_step(optimizer):
             return
         self._show()

@@ -76,6 +76,5 @@ def host_bytes(step: Step, policy: OptimizerPolicy) -> int:
 
 
 def _moved_state(step: Step) -> Bools:
-    """Returns which storages are optimizer state, but for single numbers such as counts of steps, ``(storages,)``."""
     found: Bools = (step.storages.category == "optimizer_state") & (step.storages.shape != "")
     return found

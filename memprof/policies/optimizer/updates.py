@@ -182,7 +182,6 @@ class EightBitUpdates(Updates):
         self._step(self._inner)
 
     def _take_settings(self) -> None:
-        """Copies settings changed by schedulers."""
         for own, group in zip(self._inner.param_groups, self.optimizer.param_groups, strict=True):
             for key in own.keys() & group.keys() - {"params"}:
                 if isinstance(own[key], torch.Tensor) and not isinstance(group[key], torch.Tensor):

@@ -133,7 +133,6 @@ class LossScaling:
         self.inverse = self.scale.reciprocal()
 
     def _take_over(self, job: Job, optimizer: torch.optim.Optimizer) -> None:
-        """Adds the overflow check to ``optimizer.step``."""
         had_own = "step" in optimizer.__dict__
         before = optimizer.step
         scaler = self.scaler

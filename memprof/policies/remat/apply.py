@@ -86,7 +86,6 @@ class Runtime:
         )
 
     def _warn_of_excess(self, reason: str) -> None:
-        """Warns once that a step needs more than the budget."""
         if not self._has_warned_of_excess:
             self._has_warned_of_excess = True
             warnings.warn(reason, RuntimeWarning, stacklevel=2)
@@ -168,7 +167,6 @@ def _carrier(policy: Remat, job: Job) -> HostCarrier | DiskCarrier | None:
 
 
 def _leave_in_child() -> None:
-    """Removes the runtime from a forked process, such as a data loading worker."""
     global _runtime  # noqa: PLW0603 - one budget per process
     if _runtime is not None:
         _runtime.mode.slide_out()

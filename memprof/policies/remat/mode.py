@@ -196,7 +196,6 @@ class RematMode(SlidingMode):
     # -- recipes --------------------------------------------------------------------------------------------------
 
     def _recipe(self, kind: Kind, func: Any, args: Any, kwargs: Any) -> Recipe:
-        """Records how an operator is about to be run."""
         memory, operator = self._memory, kind.operator
         recipe = Recipe(func, kind.need, _sequence_number())
         cells: list[Cell] = []
@@ -227,7 +226,6 @@ class RematMode(SlidingMode):
         return recipe
 
     def _note(self, operator: Operator, recipe: Recipe, args: Any, result: Any) -> None:
-        """Records the outputs of an operator."""
         memory = self._memory
         reader = weakref.ref(recipe)
         for cell in recipe.inputs:
@@ -277,7 +275,6 @@ def _noted(memory: Memory, value: Any, cells: list[Cell], anchors: list[torch.Un
 
 
 def _written(operator: Operator, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
-    """Lists the storages that an operator writes."""
     values = [args[position] for position in operator.written if position < len(args)]
     values += [kwargs[name] for name in operator.written_names if name in kwargs]
     items = [item for value in values for item in (value if type(value) in _LISTS else (value,))]

@@ -129,7 +129,6 @@ class Needs:
 
 
 def _needs_workspace(function: Any) -> bool:
-    """Returns whether an operator's kernel is known to need workspace."""
     return any(part in str(function) for part in WORKSPACE_WORDS)
 
 
@@ -149,7 +148,6 @@ def _output_bytes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def _shadow(value: Any) -> Any:
-    """Returns an argument without memory (meta)."""
     return torch.device("meta") if isinstance(value, torch.device) else map_tensors(_without_memory, value)
 
 

@@ -135,7 +135,6 @@ class Recomputation:
 
 
 def _is_only_ours(cell: Cell) -> bool:
-    """Returns whether a content was recomputed and has no other references."""
     return cell.hold is not None and _use_count(cell.hold._cdata) == 1
 
 

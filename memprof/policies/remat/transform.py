@@ -93,7 +93,6 @@ def _holding_inputs(step: Step, units: Units) -> Step:
 
 
 def _named(step: Step, units: Units, recompute: tuple[str, ...]) -> frozenset[int]:
-    """Returns the storages that the keys name."""
     if not recompute:
         return frozenset()
     wanted, keys = set(recompute), keys_of(step)
@@ -123,5 +122,4 @@ def _rewrite(draft: Draft, course: Course) -> None:
 
 
 def _columns(rows: Sequence[tuple[int, ...]], count: int = 2) -> Ints:
-    """Returns the columns of rows of ids, each of shape ``(rows,)``."""
     return np.array(rows, dtype=np.int64).reshape(-1, count).T

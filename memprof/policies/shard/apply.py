@@ -116,7 +116,6 @@ def _check(job: Job, policy: Shard, names: list[str]) -> None:
 
 
 def _notes(job: Job, policy: Shard, names: list[str], left: int) -> list[str]:
-    """Returns notes for the user on what changes."""
     ranks = policy.world_size
     notes = []
     if policy.batch == "split":

@@ -70,13 +70,13 @@ class Fully(Sharding):
                 buffer = self._receive(unit, first, sent_at, needed_at=first)
                 copy = self._copy_out(unit, buffer, first, int(ends[unit]))
                 if self._gathered != NONE:
-                    self.added.free(self._gathered, copy)
+                    self.free(self._gathered, copy)
                 self._gathered = buffer
 
             self._events.append((first, _BEFORE, add))
         if order:
             last = max(int(units.last_forward[unit]) for unit in order)
-            self._events.append((last + 1, _AFTER, lambda: self.added.free(self._gathered, last)))
+            self._events.append((last + 1, _AFTER, lambda: self.free(self._gathered, last)))
 
     def _gather_backward(self) -> None:
         """Gathers the units freed after forward again, each while the previous one runs."""
@@ -95,7 +95,7 @@ class Fully(Sharding):
 
             def take(unit: int = unit, first: int = first) -> None:
                 copy = self._copy_out(unit, arrived[unit], first, int(units.last_backward[unit]))
-                self.added.free(arrived[unit], copy)
+                self.free(arrived[unit], copy)
 
             # At one operator a unit is copied out first, then the next is requested.
             self._events.append((sent_at, _BEFORE + 1, send))
@@ -115,7 +115,7 @@ class Fully(Sharding):
             like=before,
             sent_at=sent_at,
         )
-        self.added.use(op, buffer, "mutate")
+        self.use(op, buffer, "mutate")
         return buffer
 
     def _copy_out(self, unit: int, buffer: int, before: int, ends: int) -> int:
@@ -125,8 +125,8 @@ class Fully(Sharding):
         """
         copy = self.operator("fsdp.split_with_sizes_copy.default", before, before, mutates=True)
         whole = self.storage(int(self.unit_bytes[unit]), copy, max(ends, before))
-        self.added.use(copy, buffer, "read")
-        self.added.use(copy, whole, "mutate")
+        self.use(copy, buffer, "read")
+        self.use(copy, whole, "mutate")
         return copy
 
     def _scatter(self) -> None:
@@ -161,7 +161,7 @@ class Fully(Sharding):
 
         def end() -> None:
             if self._unscattered != NONE:
-                self.added.free(self._unscattered, self._scattered_by)
+                self.free(self._unscattered, self._scattered_by)
             self.draft.storages = self.draft.storages.replace(freed_op_id=self._freed)
             self.redirect(self._part_of, np.where(self._part_of != NONE, self._freed_at, NONE))
 
@@ -171,7 +171,7 @@ class Fully(Sharding):
 
     def _scatter_unit(self, group: Ints, at: int) -> None:
         if self._unscattered != NONE:
-            self.added.free(self._unscattered, at if self._scattered_at < at else self._scattered_by)
+            self.free(self._unscattered, at if self._scattered_at < at else self._scattered_by)
         bytes_ = int(self.part_bytes[group].sum())
         padded = bytes_ * self.policy.world_size
         copy = self.operator("fsdp.chunk_cat.default", at + 1, at, mutates=True)
@@ -186,10 +186,10 @@ class Fully(Sharding):
         )
         parts = self.gradients(group, self.part_bytes[group], op)
         for gradient, part in zip(group.tolist(), parts.tolist(), strict=True):
-            self.added.use(copy, gradient, "read")
-            self.added.use(op, part, "write")
-        self.added.use(copy, buffer, "mutate")
-        self.added.use(op, buffer, "read")
+            self.use(copy, gradient, "read")
+            self.use(op, part, "write")
+        self.use(copy, buffer, "mutate")
+        self.use(op, buffer, "read")
         self._freed[group] = copy
         self._part_of[group] = parts
         self._unscattered, self._scattered_by, self._scattered_at = buffer, op, at

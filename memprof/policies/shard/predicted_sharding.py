@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memprof.policies.rewrite.draft import Draft
-from memprof.policies.rewrite.insertion import Insertion
 from memprof.policies.shard.division import Ring, complete_at, largest_parts
 from memprof.replay.rounding import rounded_on_cuda
-from memprof.trace.schema import NONE, Bools, Floats, Ints, Storages
+from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages, Uses
 from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from memprof.policies.shard.policy import Shard
+
+#: What an inserted operator has, where it is not said otherwise: no traffic, no time.
+_PLAIN = {
+    **dict.fromkeys(("duration_us", "workspace_bytes", "flops", "stream", "read_bytes", "written_bytes"), 0),
+    **dict.fromkeys(("is_recompute", "uses_rng", "mutates"), False),
+    "forward_op_id": NONE,
+    "kind": "compute",
+}
 
 
 class Sharding:
@@ -24,7 +31,6 @@ class Sharding:
         step: The original step.
         policy: What to shard, over how many ranks.
         draft: The resulting step.
-        added: Operators and storages to insert into it.
         part_bytes: Requested bytes of the largest rank's part of each storage. Shape (storages,).
         kept_at: Backward operator that completes each gradient; NONE for others. Shape (storages,).
         ring: Duration of collectives.
@@ -34,7 +40,11 @@ class Sharding:
     def __init__(self, step: Step, policy: Shard) -> None:
         self.step, self.policy = step, policy
         self.draft = Draft(step)
-        self.added = Insertion(self.draft)
+        self._rows: list[tuple[int, int, dict[str, Any]]] = []  # of operators: what each precedes and copies, columns
+        self._storages: list[Storages] = []
+        self._next_storage = len(step.storages)
+        self._freed_after: dict[int, int] = {}
+        self._uses: list[tuple[int, int, str]] = []
         self.ring = Ring(policy.world_size, policy.link_gigabytes_per_second * 1e3, policy.link_latency_us)
         self.timeline = Timeline(step)
         self.is_cuda = bool(np.char.startswith(step.storages.device.astype(str), "cuda").any())
@@ -50,8 +60,27 @@ class Sharding:
     def finish(self) -> Step:
         """Assembles the resulting step."""
         self.draft.duration_us = self.timeline.duration_us(self.draft.ops.duration_us)
-        self.added.write()
+        self._insert()
         return self.draft.build()
+
+    def _insert(self) -> None:
+        """Inserts the operators, storages and uses added so far into the draft."""
+        if not self._rows:
+            return
+        draft, before, like, columns = self.draft, *zip(*self._rows, strict=True)
+        given = {
+            column.name: np.asarray([row[column.name] for row in columns], dtype=column.dtype)
+            for column in Ops.columns()
+            if column.name in columns[0]
+        }
+        draft.insert_ops(draft.ops.take(np.asarray(like)).replace(**given), np.asarray(before))
+        if self._storages:
+            rows = Storages.joined(self._storages)
+            for storage, after in self._freed_after.items():
+                rows.freed_op_id[storage - len(draft.storages)] = after
+            draft.insert_storages(rows)
+        op_id, storage_id, role = zip(*self._uses, strict=True)
+        draft.insert_uses(Uses.of(op_id=op_id, storage_id=storage_id, role=role))
 
     def divide_update(self) -> None:
         """Keeps a part of the optimizer's state, and of its temporaries during the update."""
@@ -92,10 +121,8 @@ class Sharding:
             like: Operator of the step whose phase, module, micro-batch and start it copies.
             columns: Its other columns.
         """
-        ops = self.step.ops
-        copied = {"module_id": ops.module_id[like], "start_us": ops.start_us[like]}
-        without = {"stream": 0, "read_bytes": 0, "written_bytes": 0, "mutates": False}
-        return self.added.op(name, like=like, before=before, columns={**copied, **without, **columns})
+        self._rows.append((before, like, {**_PLAIN, "name": name, **columns}))
+        return len(self.step.ops) + len(self._rows) - 1
 
     def collective(
         self,
@@ -143,7 +170,7 @@ class Sharding:
             created_op_id=[created],
             freed_op_id=[freed],
         )
-        return int(self.added.storages(rows)[0])
+        return int(self._add(rows)[0])
 
     def gradients(self, group: Ints, bytes_: Ints, created: int) -> Ints:
         """Adds one buffer of gradients, as one storage per gradient to keep their attribution.
@@ -160,7 +187,7 @@ class Sharding:
         if self.is_cuda:  # the allocator rounds the buffer, not the gradients in it
             allocated[0] += rounded_on_cuda(int(bytes_.sum())) - int(bytes_.sum())
         rows = self.step.storages.take(group)
-        return self.added.storages(
+        return self._add(
             rows.replace(
                 requested_bytes=bytes_,
                 allocated_bytes=allocated,
@@ -168,6 +195,19 @@ class Sharding:
                 freed_op_id=np.full(len(group), self.last_free(group)),
             )
         )
+
+    def _add(self, rows: Storages) -> Ints:
+        self._storages.append(rows)
+        self._next_storage += len(rows)
+        return np.arange(self._next_storage - len(rows), self._next_storage)
+
+    def use(self, op: int, storage: int, role: str) -> None:
+        """Adds a use."""
+        self._uses.append((op, storage, role))
+
+    def free(self, storage: int, after: int) -> None:
+        """Frees an added storage after an operator."""
+        self._freed_after[storage] = after
 
     def redirect(self, new_of: Ints, until: Ints) -> None:
         """Redirects operators after the given ones to another storage. Shape (storages,) each."""

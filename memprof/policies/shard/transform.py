@@ -86,7 +86,7 @@ class Replicated(Sharding):
                 like=full,
             )
             for gradient in bucket.tolist():
-                self.added.use(op, gradient, "mutate")
+                self.use(op, gradient, "mutate")
         self.draft.storages = self.draft.storages.replace(freed_op_id=freed)
         self.redirect(bucket_of, moved_at)
 
@@ -95,8 +95,8 @@ class Replicated(Sharding):
         copies = [self.operator(COPY, at + 1, at, mutates=True) for at in self.kept_at[group].tolist()]
         bucket = self.gradients(group, self.step.storages.requested_bytes[group], copies[0])
         for op, gradient, inside in zip(copies, group.tolist(), bucket.tolist(), strict=True):
-            self.added.use(op, gradient, "read")
-            self.added.use(op, inside, "mutate")
+            self.use(op, gradient, "read")
+            self.use(op, inside, "mutate")
         return bucket, copies
 
     def _exchange(self) -> None:
@@ -121,8 +121,8 @@ class Replicated(Sharding):
                 like=last,
             )
             copy = self.operator(COPY, last + 1, last, mutates=True)
-            self.added.use(op, buffer, "mutate")
-            self.added.use(copy, buffer, "read")
+            self.use(op, buffer, "mutate")
+            self.use(copy, buffer, "read")
             for parameter in group.tolist():
-                self.added.use(copy, parameter, "mutate")
-            self.added.free(buffer, copy)
+                self.use(copy, parameter, "mutate")
+            self.free(buffer, copy)

@@ -173,7 +173,6 @@ class Moves:
             return storage
 
     def _start(self, moved: Moved) -> torch.UntypedStorage:
-        """Returns a record's storage, after starting the copy back if it has none."""
         for storage in (moved.coming, moved.held, moved.original()):
             if storage is not None:
                 return storage

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import Protocol
 
-from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Settings, TieBreak
+from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, TieBreak
 
 #: States of a block. A pending one is freed, but another stream may still use it (pending free).
 FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
@@ -208,50 +207,13 @@ class Pool:
 
     def free_blocks(self) -> list[Block]:
         """Returns the free blocks, smallest first."""
-        return [self._by_key[key] for number in self._numbers() for key in self._lists[number]]
+        return [self._by_key[key] for number in sorted(self._lists) for key in self._lists[number]]
 
     def largest(self) -> Block | None:
         """Returns the largest free block."""
         return self._by_key[self._lists[self._filled.bit_length() - 1][-1]] if self._filled else None
 
-    def _numbers(self) -> list[int]:
-        """Returns the indices of the non-empty lists, ascending."""
-        return sorted(number for number, keys in self._lists.items() if keys)
-
 
 def _list_of(size: int) -> int:
-    """Returns the list index for a size of at least 16; ascending with the size."""
     bits = size.bit_length()
     return bits << 4 | (size >> (bits - 5)) & 15
-
-
-class AllocatorState(Protocol):
-    """The allocator model's interface for mapping, unmapping and releasing memory.
-
-    Attributes:
-        settings: The allocator's settings.
-        reserved: Bytes reserved on the device.
-        segments: Segments by address.
-    """
-
-    settings: Settings
-    reserved: int
-    segments: dict[int, Segment]
-
-    def pools(self) -> Iterator[Pool]:
-        """Yields every pool."""
-
-    def has_room(self, size: int) -> bool:
-        """Whether the device has that many bytes left."""
-
-    def make_block(self, address: int, size: int, segment: Segment, state: int = FREE) -> Block:
-        """Adds a block to a segment."""
-
-    def absorb_before(self, block: Block, previous: Block) -> None:
-        """Merges a block with the one before it."""
-
-    def absorb_behind(self, block: Block, following: Block) -> None:
-        """Merges a block with the one after it."""
-
-    def write(self, action: str, address: int, size: int, stream: int) -> None:
-        """Logs a segment event."""

@@ -8,10 +8,10 @@ from memprof.replay.allocator.blocks import FREE, UNMAPPED, Block, Pool
 from memprof.replay.allocator.rules import ASSUMED_DEVICE_BYTES, Settings
 
 if TYPE_CHECKING:
-    from memprof.replay.allocator.blocks import AllocatorState
+    from memprof.replay.allocator.model import CachingAllocator
 
 
-def release_cached(allocator: AllocatorState) -> None:
+def release_cached(allocator: CachingAllocator) -> None:
     """Releases every wholly free segment; large ones first, each pool's smallest first.
 
     Private pools keep theirs, since a captured graph may be replayed.
@@ -29,7 +29,7 @@ def release_cached(allocator: AllocatorState) -> None:
             release_pages(allocator, block)
 
 
-def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
+def release_oversized(allocator: CachingAllocator, pool: Pool, size: int) -> bool:
     """Releases blocks too large to be split, until a request would fit.
 
     Returns:
@@ -53,7 +53,7 @@ def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
     return released >= needed
 
 
-def collect_garbage(allocator: AllocatorState) -> None:
+def collect_garbage(allocator: CachingAllocator) -> None:
     """Releases the oldest free segments until the reserved bytes are below the threshold.
 
     Age counts searches of the pool. Each round releases those of at least average age.
@@ -85,8 +85,7 @@ def collect_garbage(allocator: AllocatorState) -> None:
                 _release(allocator, block)
 
 
-def _release(allocator: AllocatorState, block: Block) -> None:
-    """Releases a wholly free segment to the device."""
+def _release(allocator: CachingAllocator, block: Block) -> None:
     segment = block.segment
     segment.pool.remove(block)
     del allocator.segments[segment.address]
@@ -129,7 +128,7 @@ def find_growth(pool: Pool, size: int) -> Block | None:
     return None
 
 
-def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
+def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
     """Maps the first pages of an unmapped block and merges it with its free neighbours.
 
     Returns:
@@ -147,14 +146,14 @@ def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
         rest.place_between(block, block.next)
         pool.unmapped[rest.address] = rest
         block.size = mapped
-    join_neighbours(allocator, block)
+    join_neighbours(block)
     pool.add(block)
     allocator.reserved += mapped
     allocator.write("segment_map", start, mapped, pool.stream)
     return True
 
 
-def release_pages(allocator: AllocatorState, block: Block) -> None:
+def release_pages(allocator: CachingAllocator, block: Block) -> None:
     """Unmaps the whole pages inside a free block; a segment without mapped pages is removed too."""
     pool, segment = block.segment.pool, block.segment
     base, page = segment.address, pool.page_bytes
@@ -173,7 +172,7 @@ def release_pages(allocator: AllocatorState, block: Block) -> None:
         rest.place_between(block, block.next)
         pool.add(rest)
     block.address, block.size, block.state = start, end - start, UNMAPPED
-    _join_unmapped(allocator, block)
+    join_neighbours(block)
     pool.unmapped[block.address] = block
     allocator.reserved -= end - start
     allocator.write("segment_unmap", start, end - start, pool.stream)
@@ -182,24 +181,22 @@ def release_pages(allocator: AllocatorState, block: Block) -> None:
         del allocator.segments[segment.address]
 
 
-def join_neighbours(allocator: AllocatorState, block: Block) -> None:
-    """Merges a free block, not yet in its pool, with its neighbours."""
-    pool = block.segment.pool
-    previous, following = block.previous, block.next
-    if previous is not None and previous.state == FREE:
-        pool.remove(previous)
-        allocator.absorb_before(block, previous)
-    if following is not None and following.state == FREE:
-        pool.remove(following)
-        allocator.absorb_behind(block, following)
+def join_neighbours(block: Block) -> None:
+    """Merges a free or an unmapped block, not yet in its pool, with its neighbours of the same state."""
+    previous, following, state = block.previous, block.next, block.state
+    if previous is not None and previous.state == state:
+        _take_out(previous)
+        block.address = previous.address
+        block.size += previous.size
+        block.place_between(previous.previous, following)
+    if following is not None and following.state == state:
+        _take_out(following)
+        block.size += following.size
+        block.place_between(block.previous, following.next)
 
 
-def _join_unmapped(allocator: AllocatorState, block: Block) -> None:
-    pool = block.segment.pool
-    previous, following = block.previous, block.next
-    if previous is not None and previous.state == UNMAPPED:
-        del pool.unmapped[previous.address]
-        allocator.absorb_before(block, previous)
-    if following is not None and following.state == UNMAPPED:
-        del pool.unmapped[following.address]
-        allocator.absorb_behind(block, following)
+def _take_out(block: Block) -> None:
+    if block.state == FREE:
+        block.segment.pool.remove(block)
+    else:
+        del block.segment.pool.unmapped[block.address]

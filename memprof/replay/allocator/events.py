@@ -157,7 +157,6 @@ def _replay_chunk(
     address: Ints,
     block_bytes: Ints,
 ) -> None:
-    """Replays a chunk of events, converting columns to Python numbers and results to columns in bulk."""
     allocations = requests.allocation[events]
     made, addresses, sizes = [], [], []
     rows = zip(

@@ -151,7 +151,7 @@ class CachingAllocator:
     def complete_free(self, block: Block) -> None:
         """Makes a pending block free and merges it with its free neighbours."""
         block.state = FREE
-        join_neighbours(self, block)
+        join_neighbours(block)
         block.segment.pool.add(block)
 
     def release_cached(self) -> None:
@@ -187,17 +187,6 @@ class CachingAllocator:
         block = Block(address, size, segment, self._blocks_made, state)
         self._blocks_made += 1
         return block
-
-    def absorb_before(self, block: Block, previous: Block) -> None:
-        """Extends a block over the one before it."""
-        block.address = previous.address
-        block.size += previous.size
-        block.place_between(previous.previous, block.next)
-
-    def absorb_behind(self, block: Block, following: Block) -> None:
-        """Extends a block over the one after it."""
-        block.size += following.size
-        block.place_between(block.previous, following.next)
 
     def write(self, action: str, address: int, size: int, stream: int) -> None:
         """Logs a segment event."""

@@ -64,7 +64,6 @@ class Auto(Planner):
 
 
 def _added_us(task: ScheduleRequest, found: ScheduleResult) -> float:
-    """Returns the time a schedule adds to the step; infinite without one."""
     if found.runs is None:
         return float("inf")
     done = replay(task.graph, found.runs, found.moves)

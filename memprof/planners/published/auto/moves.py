@@ -152,7 +152,6 @@ class Moves:
         return done
 
     def _shift(self) -> list[Repeat]:
-        """Moves a repeat to another stage: that of another repeat, or a few stages away."""
         state = self.state
         op_id, stage = self.draw.choice(self._placed)
         if state.together[op_id] or state.takers[op_id]:

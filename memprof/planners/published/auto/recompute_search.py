@@ -136,7 +136,6 @@ class RecomputeSearch:
         return self.task.is_late() or self._least_us() <= self.bound_us * (1.0 + gap) + 1e-6
 
     def _start(self) -> None:
-        """Drops greedily from the recorded step; on large steps only if nothing else was found."""
         if self.graph.values > _MOST_GREEDY_VALUES and self._least_us() < float("inf"):
             return
         self.moves.load([])
@@ -195,7 +194,6 @@ class RecomputeSearch:
             self._run_planner(Checkmate(), _EXACT_SHARE)
 
     def _take(self, runs: Ints) -> None:
-        """Keeps another planner's schedule and improves it."""
         done = replay(self.graph, runs)
         if done.peak_bytes <= self.budget and done.extra_us < self._least_us():
             self.other = (done.extra_us, runs)
@@ -207,7 +205,6 @@ class RecomputeSearch:
         return int(share * min(_STEPS, _STEPS_A_VALUE * self.graph.values) / (1.0 + self.graph.ops / 2000.0))
 
     def _refine(self, share: float) -> None:
-        """Improves the current schedule."""
         if drop_until_fits(self.moves, self.front, self.task, self.budget):
             exchange(self.moves, self.front, self.task, self.budget, steps=self._steps(share))
 

@@ -221,7 +221,6 @@ class Repeats:
             ended[run] = ended.get(run, 0) + size
 
     def _measure(self, stage: int) -> None:
-        """Recomputes the bytes of one stage."""
         live, after, taken = self._entering[stage], self._after[stage], self._taken[stage]
         again = self.again[stage]
         highest = 0

@@ -105,7 +105,6 @@ def _of_like_time(graph: Graph, line: Line, rows: list[int]) -> list[list[int]]:
 def _signature(
     graph: Graph, line: Line, stage: Stage, reads: list[list[int]], made: list[list[int]]
 ) -> tuple[object, ...]:
-    """Returns what two stages have in common if they differ only in time."""
     place = {value: number for number, value in enumerate((*stage.inputs, *stage.values))}
     start = line.bytes_before(stage.first_op)
     forward = tuple(

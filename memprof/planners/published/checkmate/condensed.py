@@ -222,7 +222,6 @@ class _Joining:
         )
 
     def _named_source(self, value: int, name: dict[int, int]) -> int:
-        """Returns the named value whose memory a value reuses, across versions inside its node."""
         source = self._taken[value]
         while source != NONE and source not in name:
             source = self._taken[source]
