@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import memprof
-from memprof.planners.scaling.base import SizedStep, scale_by_shape
+from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.samples import Sample
-from memprof.planners.scaling.sized import MeasuredSizes, scale_samples
+from memprof.planners.scaling.sized import MeasuredSizes, SizedStep, scale_samples
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace

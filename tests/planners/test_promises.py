@@ -16,7 +16,7 @@ from memprof.planners import base
 from memprof.planners.base import Planner, ScheduleRequest, ScheduleResult, planner_types
 from memprof.planners.graph.choices import Choices
 from memprof.planners.graph.schedule import replay
-from memprof.planners.graph.writing import make_on_demand
+from memprof.planners.graph.writing import Demand
 from tests.planners import graphs
 from tests.planners.golden import SOLVED
 from tests.planners.promises import SMALL, check_answers, check_planner, step_named
@@ -39,7 +39,7 @@ class EveryNth(Planner):
         for n in range(1, 20):
             dropped = np.zeros(task.graph.values, dtype=bool)
             dropped[np.delete(saved, np.s_[::n])] = True
-            choices.add(replay(task.graph, make_on_demand(task.graph, dropped)), f"keeps every {n}-th saved value")
+            choices.add(replay(task.graph, Demand(task.graph).schedule(dropped)), f"keeps every {n}-th saved value")
         return choices.found()
 
 

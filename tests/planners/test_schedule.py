@@ -14,7 +14,7 @@ from memprof.planners.graph.arrays import step_from_arrays
 from memprof.planners.graph.graph import Graph, graph_of
 from memprof.planners.graph.moves import Reads, lives_at
 from memprof.planners.graph.schedule import as_recorded, replay, scheduled_step
-from memprof.planners.graph.writing import make_on_demand
+from memprof.planners.graph.writing import Demand
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
@@ -48,7 +48,7 @@ def test_schedule_and_the_step_it_leads_to_agree(name: str, seed: int) -> None:
     """The rewritten step keeps what every step promises, and holds at each run the bytes the schedule says."""
     step = sample(name)
     graph = graph_of(step)
-    done = replay(graph, make_on_demand(graph, some_dropped(graph, seed)))
+    done = replay(graph, Demand(graph).schedule(some_dropped(graph, seed)))
     predicted = scheduled_step(step, graph, done.runs)
     assert np.array_equal(live_bytes(predicted).during, done.during_bytes)
     assert predicted.duration_us == pytest.approx(step.duration_us + done.extra_us)
@@ -60,7 +60,7 @@ def test_any_choice_of_dropped_values_can_be_replayed(seed: int, operators: int)
     """On any graph, whatever is dropped is made again in time, and schedule and step agree."""
     step = random_graph(operators, seed)
     graph = graph_of(step)
-    done = replay(graph, make_on_demand(graph, some_dropped(graph, seed)))
+    done = replay(graph, Demand(graph).schedule(some_dropped(graph, seed)))
     assert np.array_equal(live_bytes(scheduled_step(step, graph, done.runs)).during, done.during_bytes)
 
 
@@ -85,7 +85,7 @@ def test_one_value_made_again_by_hand() -> None:
     plain = replay(graph, as_recorded(graph))
     dropped = np.zeros(graph.values, dtype=bool)
     dropped[1] = True
-    done = replay(graph, make_on_demand(graph, dropped))
+    done = replay(graph, Demand(graph).schedule(dropped))
     # The backward of the last layer (operator 3) needs it: its operator runs right before.
     assert done.runs.tolist() == [0, 1, 2, 1, 3, 4, 5]
     assert done.extra_us == 10.0
@@ -145,7 +145,7 @@ def test_value_changed_in_place_is_made_again_from_its_start() -> None:
     graph = graph_of(step)
     assert graph.taken_from.tolist() == [-1, 0, -1]
     dropped = np.array([False, True, False])
-    done = replay(graph, make_on_demand(graph, dropped))
+    done = replay(graph, Demand(graph).schedule(dropped))
     assert done.runs.tolist() == [0, 1, 2, 3, 0, 1, 4]
     assert done.extra_us == 3.0
     with pytest.raises(InvariantError, match="changed"):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memprof.errors import BadInputError
-from memprof.planners.scaling.base import SizedStep
+from memprof.planners.scaling.sized import SizedStep
 from memprof.replay.allocator.events import replay
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.allocator.steps import requests_of_steps

@@ -35,7 +35,7 @@ from memprof.cli.pages.next_commands import again
 from memprof.cli.pages.plan_page import fill_basis
 from memprof.cli.progress import SearchBar
 from memprof.errors import GateFailedError, PolicyError
-from memprof.planners.scaling.base import SizedStep
+from memprof.planners.scaling.sized import SizedStep
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.largest import AtSize, Largest, find_largest, sized_step
 from memprof.planners.search.request import MakeSearchRequest, SearchRequest

@@ -88,26 +88,13 @@ class Writer:
         return np.array(self.runs, dtype=np.int64)
 
 
-def make_on_demand(graph: Graph, dropped: Bools) -> Ints:
+class Demand:
     """Drops values after their last read in forward, and recomputes them when an operator reads them.
 
     A recomputed value stays live until its last reader; an intermediate of a recompute without readers left is dropped
     at the next operator of the step. This is Chen 2016's recomputation (Training Deep Nets with Sublinear Memory Cost,
     section 3) for any set of values: what lies between two kept values is a segment.
-
-    Args:
-        graph: The step.
-        dropped: Which values are dropped, shape ``(values,)``; those that cannot be recomputed are kept anyway. A value
-            only forward reads is held for the recompute of its readers, unless it is dropped too.
-
-    Returns:
-        The schedule: operators in run order.
     """
-    return Demand(graph).schedule(dropped)
-
-
-class Demand:
-    """Builds schedules of one graph, sharing lookups."""
 
     def __init__(self, graph: Graph) -> None:
         self._readers = Readers(graph)
@@ -120,7 +107,11 @@ class Demand:
             self._drop_after.setdefault(int(last_forward[value]), []).append(value)
 
     def schedule(self, dropped: Bools) -> Ints:
-        """Returns the schedule of one set of dropped values; see make_on_demand."""
+        """Returns the schedule of one set of dropped values, shape ``(values,)``.
+
+        Values that cannot be recomputed are kept anyway. One that only forward reads is held for the recompute of its
+        readers, unless it is dropped too.
+        """
         is_dropped, last_read = dropped.tolist(), self._readers.last_read
         writer = Writer(self._readers)
         is_alive = writer.is_alive

@@ -1,11 +1,11 @@
-"""The common interface of scaled steps, and the rule for another batch size from a single recording."""
+"""The rule for another batch size from a single recording."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,29 +18,6 @@ from memprof.trace.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class SizedStep(Protocol):
-    """A step at any size.
-
-    Attributes:
-        sizes: The recorded sizes.
-        source: Source of other sizes (policies.base.SOURCES): modelled from several recordings, or a rule from one.
-    """
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The recorded sizes."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Source of other sizes: ``modelled`` or ``rule``."""
-        ...
-
-    def step_at(self, size: int) -> Step:
-        """Returns the step as it would be recorded at a size."""
-        ...
 
 
 def check_size(size: int) -> None:
@@ -80,8 +57,10 @@ class InferredBatch:
     Attributes:
         step: The recorded step.
         batch: Its batch dimension.
+        source: Source of other sizes, of policies.base.SOURCES.
     """
 
+    source: ClassVar[str] = "rule"
     step: Step
     batch: Batch
 
@@ -89,11 +68,6 @@ class InferredBatch:
     def sizes(self) -> tuple[int, ...]:
         """The recorded batch size."""
         return (self.batch.size,)
-
-    @property
-    def source(self) -> str:
-        """Source of other batch sizes."""
-        return "rule"
 
     def step_at(self, size: int) -> Step:
         """Returns the step at a batch size.

@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from memprof.planners.scaling.base import SizedStep
-from memprof.planners.scaling.sized import MeasuredSizes
+from memprof.planners.scaling.sized import MeasuredSizes, SizedStep
 from memprof.replay.live import live_bytes, made_bytes
 from memprof.trace.schema import Bools
 from memprof.trace.step import Step

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from memprof.errors import InconclusiveError, UsageError
-from memprof.planners.scaling.base import check_size, resized
+from memprof.planners.scaling.base import InferredBatch, check_size, resized
 from memprof.planners.scaling.curves import Fit, along, fit, grow_in_two, grown_shapes
 from memprof.planners.scaling.match import Match, match_steps
 from memprof.planners.scaling.samples import Sample
@@ -40,8 +41,10 @@ class MeasuredSizes:
         samples: The steps, in ascending size; several may have the same size.
         match: The matching rows.
         may_be_square: Whether bytes that no shape gives may be quadratic in the size.
+        source: Source of other sizes, of policies.base.SOURCES.
     """
 
+    source: ClassVar[str] = "modelled"
     samples: tuple[Sample, ...]
     match: Match
     may_be_square: bool = False
@@ -50,11 +53,6 @@ class MeasuredSizes:
     def sizes(self) -> tuple[int, ...]:
         """The recorded sizes, ascending."""
         return tuple(sorted({sample.size for sample in self.samples}))
-
-    @property
-    def source(self) -> str:
-        """Source of other sizes."""
-        return "modelled"
 
     def step_at(self, size: int) -> Step:
         """Returns the step at a size; recorded sizes return the recorded bytes.
@@ -213,6 +211,10 @@ class MeasuredSizes:
         rows = zip(self.samples, self.match.storages, strict=True)
         every = [*(sample.step.storages.requested_bytes[row] for sample, row in rows), there]
         return np.stack([np.bincount(op, each[storage], self.match.ops.shape[1]) for each in every])
+
+
+#: A step at any size.
+SizedStep = InferredBatch | MeasuredSizes
 
 
 def scale_samples(samples: Sequence[Sample], *, may_be_square: bool = False, what: str = "size") -> MeasuredSizes:

@@ -70,7 +70,7 @@ def find_groups(step: Step, *, with_inputs: bool = False) -> list[Group]:
     calls = step.module_calls
     rows = np.flatnonzero(~calls.is_recompute & (calls.first_op_id != NONE) & (calls.last_op_id != NONE))
     rows = rows[step.modules.parent_id[calls.module_id[rows]] != NONE]
-    made, last_kept, kept_bytes = _saved_by(step) if with_inputs else _kept_inside(step)
+    made, last_kept, kept_bytes = _saved(step, with_inputs=with_inputs)
     cost = np.concatenate(([0.0], np.cumsum(np.nan_to_num(step.ops.duration_us))))
     by_module: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -147,29 +147,18 @@ def _bytes_inside(made: Ints, last_kept: Ints, kept_bytes: Ints, begin: int, end
     return int(kept_bytes[low:high][last_kept[low:high] < end].sum())
 
 
-def _kept_inside(step: Step) -> tuple[Ints, Ints, Ints]:
-    """Finds what forward makes and saves for its own backward.
+def _saved(step: Step, *, with_inputs: bool) -> tuple[Ints, Ints, Ints]:
+    """Finds what forward makes and saves for its own backward, or what each of its operators saves.
 
     Returns:
-        For each such storage, the operator that makes it, the last one that keeps it, and its bytes, in order of birth.
+        For each such storage, the operator that makes it, or the last one that saves it; the last one that saves it;
+        and its bytes; ordered by the first.
     """
     storages, saved = step.storages, step.saved
-    last_kept = np.full(len(storages), NONE)
-    np.maximum.at(last_kept, saved.storage_id, saved.forward_op_id)
-    is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
-    rows = np.flatnonzero(is_own & (last_kept != NONE))
-    return storages.created_op_id[rows], last_kept[rows], storages.allocated_bytes[rows]
-
-
-def _saved_by(step: Step) -> tuple[Ints, Ints, Ints]:
-    """Finds what each operator of forward saves for its own backward, in the form of ``_kept_inside``.
-
-    A storage that several operators save counts for the last of them.
-    """
-    storages, saved = step.storages, step.saved
-    is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
     last = np.full(len(storages), NONE)
     np.maximum.at(last, saved.storage_id, saved.forward_op_id)
+    is_own = (storages.created_op_id != NONE) & np.isin(storages.category, ("activation", "temporary"))
     rows = np.flatnonzero(is_own & (last != NONE))
-    rows = rows[np.argsort(last[rows], kind="stable")]
-    return last[rows], last[rows], storages.allocated_bytes[rows]
+    if with_inputs:
+        rows = rows[np.argsort(last[rows], kind="stable")]
+    return (last if with_inputs else storages.created_op_id)[rows], last[rows], storages.allocated_bytes[rows]

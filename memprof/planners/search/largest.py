@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memprof.planners.scaling.base import SizedStep, scale_by_shape
+from memprof.planners.scaling.base import scale_by_shape
 from memprof.planners.scaling.doubt import step_with_errors
 from memprof.planners.scaling.samples import find_samples
-from memprof.planners.scaling.sized import scale_samples
+from memprof.planners.scaling.sized import SizedStep, scale_samples
 from memprof.planners.search.candidate import Candidate
 from memprof.planners.search.explore import explore
 from memprof.planners.search.request import SearchRequest, SearchResult

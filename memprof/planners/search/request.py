@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from memprof.machines.budget import HostBudget, Room, no_room
+from memprof.machines.budget import HostBudget
 from memprof.planners.search.candidate import Candidate, SeenErrors
 from memprof.policies.base import Policy
 from memprof.policies.plan.several_steps import Refusals
@@ -126,18 +126,7 @@ class SearchResult:
         return self.fitting[0] if self.fitting else None
 
 
-class MakeSearchRequest(Protocol):
-    """Options of a search, validated before anything is recorded."""
-
-    def __call__(self, recorded_peak_bytes: int, room: Room = no_room, **more: Any) -> SearchRequest:
-        """Makes the request.
-
-        Args:
-            recorded_peak_bytes: The peak of the recorded step.
-            room: Returns what a device's budget leaves free, in bytes; not called where the budget is a size.
-            more: Further fields of the request.
-
-        Raises:
-            UsageError: The budget is not valid for this recording.
-        """
-        ...
+#: Makes the request from options that were validated before anything was recorded: called with the peak of the recorded
+#: step, with what a device's budget leaves free of it (``machines.budget.Room``), and with further fields. It raises a
+#: UsageError where the budget is not valid for the recording.
+MakeSearchRequest = Callable[..., SearchRequest]

@@ -141,23 +141,17 @@ class BatchFeed:
     It patches the iterator classes, not the loaders: a plan may be applied while the loop already holds an iterator.
     """
 
-    def __init__(self, current: Round, model: torch.nn.Module | None = None) -> None:
-        """Yields nothing yet.
-
-        Args:
-            current: Records what the loop receives.
-            model: Batches are split while it is in training mode; evaluation batches stay whole. Until it is known,
-                batches are split while gradients are recorded.
-        """
+    def __init__(self, current: Round) -> None:
+        """Yields nothing yet; until the model is known, batches are split while gradients are recorded."""
         self.round = current
-        self.follow(model)
+        self._model: Callable[[], torch.nn.Module | None] = _nothing
         self._waiting: weakref.WeakKeyDictionary[Any, deque[Part]] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._restore: Callable[[], None] = _nothing
 
-    def follow(self, model: torch.nn.Module | None) -> None:
-        """From now on, splits batches while this model is in training mode."""
-        self._model: Callable[[], torch.nn.Module | None] = _nothing if model is None else weakref.ref(model)
+    def follow(self, model: torch.nn.Module) -> None:
+        """From now on, splits batches while this model is in training mode; evaluation batches stay whole."""
+        self._model = weakref.ref(model)
 
     def install(self) -> None:
         """Starts splitting."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -18,22 +18,6 @@ from memprof.recorder.profiler.native import AllocatorTable
 _NO_COUNT = "remat needs the allocator's count of allocated bytes, which this build of torch does not provide."
 #: Backward passes after which the budget is set even if no optimizer of torch has been updated.
 _MOST_PASSES = 16
-
-
-class Counter(Protocol):
-    """Allocated bytes of one device."""
-
-    def used_bytes(self) -> int:
-        """Returns the live bytes."""
-        ...
-
-    def lacks_bytes(self, need_bytes: int, budget_bytes: int) -> int:
-        """Returns how many bytes are missing for a further allocation; 0 or less if it fits."""
-        ...
-
-    def close(self) -> None:
-        """Stops counting."""
-        ...
 
 
 class ProcessorCounter:
@@ -130,6 +114,9 @@ class DeviceCounter:
 
     def close(self) -> None:
         """Does nothing: there is nothing to stop."""
+
+
+Counter = ProcessorCounter | DeviceCounter
 
 
 def counter_of(device: torch.device) -> Counter:

@@ -92,15 +92,12 @@ def _next_division(size: int, steps: int) -> int:
     return below << 1 if step == 0 else -(-size // step) * step
 
 
-def settings_from_options(
-    options: Mapping[str, str], *, capacity_bytes: int | None = None, limit_bytes: int | None = None
-) -> Settings:
+def settings_from_options(options: Mapping[str, str], *, capacity_bytes: int | None = None) -> Settings:
     """Parses the options of ``PYTORCH_ALLOC_CONF`` that the model supports; others do not affect blocks.
 
     Args:
         options: Values by key, as text.
         capacity_bytes: Device memory; None for unlimited.
-        limit_bytes: Maximum reserved bytes of the process; None for no limit.
 
     Raises:
         ValueError: A value is invalid in torch.
@@ -111,7 +108,6 @@ def settings_from_options(
         max_split_size_bytes=int(split) * MIB if split and int(split) > 0 else None,
         divisions=_divisions(options.get("roundup_power2_divisions", "0")),
         garbage_collection_threshold=float(options.get("garbage_collection_threshold") or 0.0),
-        limit_bytes=limit_bytes,
         capacity_bytes=capacity_bytes,
     )
 

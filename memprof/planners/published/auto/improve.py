@@ -15,6 +15,8 @@ from memprof.trace.schema import Floats
 
 #: Moves between two checks of the deadline and of how often the schedule fitted.
 _ROUND = 100
+#: The first temperature and the last, in units of the mean cost of an operator.
+_HOT, _COLD = 0.1, 0.005
 
 
 def note(moves: Moves, front: Front) -> None:
@@ -60,16 +62,7 @@ def drop_until_fits(moves: Moves, front: Front, task: ScheduleRequest, budget_by
     return False
 
 
-def exchange(
-    moves: Moves,
-    front: Front,
-    task: ScheduleRequest,
-    budget_bytes: int,
-    *,
-    steps: int,
-    hot: float = 0.1,
-    cold: float = 0.005,
-) -> None:
+def exchange(moves: Moves, front: Front, task: ScheduleRequest, budget_bytes: int, *, steps: int) -> None:
     """Anneals around the current schedule: bytes above the budget have a price that rises until it fits.
 
     Args:
@@ -78,8 +71,6 @@ def exchange(
         task: The request, for its deadline.
         budget_bytes: The budget to fit.
         steps: Number of moves drawn.
-        hot: First temperature, in units of the mean cost of an operator.
-        cold: Last temperature.
     """
     state, draw, graph = moves.state, moves.draw, moves.state.graph
     unit_us = float(graph.cost_us[graph.can_repeat].mean()) if graph.can_repeat.any() else 0.0
@@ -94,7 +85,7 @@ def exchange(
         if done:
             new_above, new_extra_us = _bytes_above(state.bytes, budget_bytes), state.extra_us
             worse = new_extra_us - extra_us + price * (new_above - above)
-            temperature = unit_us * hot * (cold / hot) ** (count / steps)
+            temperature = unit_us * _HOT * (_COLD / _HOT) ** (count / steps)
             if worse <= 0 or draw.random() < math.exp(-worse / temperature):
                 above, extra_us = new_above, new_extra_us
                 if not above and extra_us < front.least_us(budget_bytes):
