@@ -206,12 +206,6 @@ class ValueCost(EvictionCost[int]):
     """
 
     def __init__(self, graph: Graph, heuristic: str) -> None:
-        """Starts with nothing evicted.
-
-        Args:
-            graph: The graph.
-            heuristic: A name in ``HEURISTICS``.
-        """
         self.outdated: set[int] = set()
         reads = graph.reads_by_op()
         self._sources = [reads[maker] for maker in graph.value_op.tolist()]

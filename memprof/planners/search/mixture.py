@@ -44,14 +44,6 @@ class Mixture:
     """
 
     def __init__(self, bench: Workbench, frame: tuple[Policy, ...], effects: Effects, budget_bytes: int) -> None:
-        """Prepares a search.
-
-        Args:
-            bench: Replays plans.
-            frame: The other policies.
-            effects: The effects of single choices on top of them.
-            budget_bytes: Most bytes that a plan may need.
-        """
         self._bench = bench
         self.frame = frame
         self._effects = effects

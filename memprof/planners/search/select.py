@@ -31,13 +31,6 @@ class Selection:
     """Chooses modules on top of a combination of other policies, so that the step fits."""
 
     def __init__(self, bench: Workbench, allowed: set[str], budget_bytes: int) -> None:
-        """Prepares a search.
-
-        Args:
-            bench: Replays plans.
-            allowed: Names of allowed policies.
-            budget_bytes: Most bytes that may be allocated at once.
-        """
         self._bench = bench
         self._budget = budget_bytes
         kinds = [kind for kind in policy_types() if kind.name in allowed]

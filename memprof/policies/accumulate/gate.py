@@ -26,14 +26,6 @@ class OptimizerGate:
     def __init__(
         self, optimizer: torch.optim.Optimizer, current: Round, gradients: Gradients, *, is_first_whole: bool
     ) -> None:
-        """Changes nothing yet.
-
-        Args:
-            optimizer: The optimizer.
-            current: Position of the loop in its batch.
-            gradients: The gradients of the job.
-            is_first_whole: The first batch was yielded before the policy was applied.
-        """
         self.optimizer = optimizer
         self._round = current
         self._gradients = gradients
@@ -168,7 +160,6 @@ class Gates:
     """The gates of all optimizers of a job, including those created later, while they live."""
 
     def __init__(self, undo: ExitStack, current: Round) -> None:
-        """Starts without gates."""
         self._undo = undo
         self.round = current
         self.gradients = Gradients(self._parameters, current)

@@ -99,11 +99,7 @@ class Accumulate(Policy):
     micro_batches: int = 2
 
     def __post_init__(self) -> None:
-        """Validates the setting.
-
-        Raises:
-            PolicyError: It is not an integer above 1.
-        """
+        """Validates the setting."""
         if type(self.micro_batches) is not int or self.micro_batches < 2:
             raise PolicyError(
                 f"accumulate cannot split a batch into {self.micro_batches!r} micro-batches; "

@@ -89,11 +89,7 @@ class Allocator(Policy):
     pinned_max_cached_size_mb: int = 0
 
     def __post_init__(self) -> None:
-        """Validates the settings as torch would when the job starts.
-
-        Raises:
-            PolicyError: A setting is invalid, or none is set.
-        """
+        """Validates the settings as torch would when the job starts."""
         for key, (is_valid, words) in _VALID.items():
             value = getattr(self, key)
             if not is_valid(value):

@@ -67,11 +67,7 @@ def apply(job: Job, policy: Checkpoint) -> None:
 
 
 def _refuse_operators(policy: Checkpoint) -> None:
-    """Rejects keeping outputs of operators that are unknown to torch, random or in-place.
-
-    Raises:
-        PolicyError: Names the first such operator.
-    """
+    """Rejects keeping outputs of operators that are unknown to torch, random or in-place."""
     for kind in policy.keep:
         name = kind.partition("#")[0]
         if name in OPERATOR_KINDS:

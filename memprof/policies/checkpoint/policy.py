@@ -51,11 +51,7 @@ class Checkpoint(Policy):
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            PolicyError: A setting is invalid.
-        """
+        """Checks the settings."""
         for setting, value in (("modules", self.modules), ("keep", self.keep)):
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
                 raise PolicyError(

@@ -124,11 +124,7 @@ def _kept(step: Step, regions: Regions, policy: Checkpoint) -> Bools:
 
 
 def _refuse_changes(step: Step, regions: Regions, inputs: tuple[Ints, Ints], is_kept: Bools) -> None:
-    """Rejects regions whose recompute would read other values than the first run.
-
-    Raises:
-        PolicyError: An input of a region, or a kept output, is changed in place.
-    """
+    """Rejects regions whose recompute would read other values than the first run."""
     uses = step.uses
     is_change = (uses.role == "mutate") & (step.ops.phase[uses.op_id] == "forward")
     op_ids, storage_ids = uses.op_id[is_change], uses.storage_id[is_change]
@@ -156,9 +152,6 @@ def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
     """Rejects regions that change their own buffers in place: a recompute would change them again.
 
     Running statistics of normalisations are restored after a recompute and are allowed.
-
-    Raises:
-        PolicyError: There is one.
     """
     op_ids, buffers = changed_buffers(step)
     is_inside = regions.innermost[op_ids] != NONE
@@ -169,11 +162,7 @@ def _refuse_changed_buffers(step: Step, regions: Regions) -> None:
 
 
 def _refuse_run_again(step: Step, regions: Regions) -> None:
-    """Rejects regions that already are, or contain, recomputed code: the job has its own activation checkpointing.
-
-    Raises:
-        PolicyError: There is one.
-    """
+    """Rejects regions that already are, or contain, recomputed code: the job has its own activation checkpointing."""
     parents, calls = step.modules.parent_id, step.module_calls
     around = np.union1d(step.ops.module_id[step.ops.is_recompute], calls.module_id[calls.is_recompute])
     again = around = around[around != NONE]
@@ -191,11 +180,7 @@ def _refuse_run_again(step: Step, regions: Regions) -> None:
 
 
 def _refuse_repeats(step: Step, regions: Regions) -> None:
-    """Rejects regions that backward runs through more than once: each pass would recompute them.
-
-    Raises:
-        PolicyError: There is one.
-    """
+    """Rejects regions that backward runs through more than once: each pass would recompute them."""
     ops = step.ops
     rows = np.flatnonzero((ops.forward_op_id != NONE) & ~ops.is_recompute)
     # Backward runs all operators of a node in a row; a repeated pass shows in a second start like the first.
@@ -218,9 +203,6 @@ def _refuse_own_functions(step: Step, regions: Regions) -> None:
 
     The trace does not show whether a function keeps one as a saved tensor, which is dropped and recomputed, or as an
     attribute of its ctx, which stays.
-
-    Raises:
-        PolicyError: There is one.
     """
     uses, ops = step.uses, step.ops
     maker, created = ops.forward_op_id[uses.op_id], step.storages.created_op_id[uses.storage_id]

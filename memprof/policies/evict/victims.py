@@ -224,13 +224,6 @@ class Victims(EvictionCost[Value]):
     """The eviction candidates of remat's runtime, and of its prediction, which samples alike."""
 
     def __init__(self, facts: Facts[Value], heuristic: str, numbers: MutableMapping[Value, int] | None = None) -> None:
-        """Starts without candidates.
-
-        Args:
-            facts: What victims are chosen by.
-            heuristic: A name in ``HEURISTICS``.
-            numbers: See ``EvictionCost``.
-        """
         super().__init__(facts, heuristic, _REACH, numbers)
         self._facts = facts
         self._pool: list[Value] = []

@@ -38,7 +38,6 @@ class InBackward:
     """
 
     def __init__(self, job: Job, updates: list[Updates], kind: type[Updates]) -> None:
-        """Registers the existing optimizers."""
         self._job = job
         self._kind = kind
         self._known: dict[int, Updates] = {id(one.optimizer): one for one in updates}
@@ -243,11 +242,7 @@ class InBackward:
 
 
 def _require_reset(frame: FrameType | None) -> None:
-    """Checks that a job that never calls zero_grad() resets its gradients by hand.
-
-    Raises:
-        PolicyError: No function on the stack assigns ``grad``: the job accumulates gradients over all steps.
-    """
+    """Checks that a job that never calls zero_grad() resets its gradients by hand."""
     if frame is None:  # backward was not called through torch.autograd.backward
         return
     while frame is not None:

@@ -24,12 +24,6 @@ class OneByOne:
     def __init__(
         self, optimizer: torch.optim.Optimizer, around: Callable[[torch.Tensor], AbstractContextManager[None]]
     ) -> None:
-        """Stores both; changes nothing.
-
-        Args:
-            optimizer: The optimizer.
-            around: Given a parameter, returns the context of its update.
-        """
         self._updates = Updates(optimizer)
         self._around = around
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -95,11 +95,7 @@ class UsedGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Rejects accesses from below the Python functions.
-
-        Raises:
-            PolicyError: Always; autograd adds another gradient to this one, or something reads it.
-        """
+        """Rejects accesses from below the Python functions."""
         if torch._C._current_graph_task_id() == -1:
             raise PolicyError(USED)
         is_added = func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)

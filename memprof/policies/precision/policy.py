@@ -67,11 +67,7 @@ class Precision(Policy):
     weights: str = "fp32"
 
     def __post_init__(self) -> None:
-        """Validates the settings.
-
-        Raises:
-            PolicyError: A setting is unknown, or the two are incompatible.
-        """
+        """Validates the settings."""
         if self.dtype not in ("bf16", "fp16"):
             raise PolicyError(f"precision: unknown dtype {self.dtype!r}; write 'bf16' or 'fp16'.")
         if self.weights not in ("fp32", "bf16"):

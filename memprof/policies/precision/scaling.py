@@ -106,11 +106,7 @@ class LossScaling:
         return before(*args, **kwargs)
 
     def _require_outputs(self, roots: list[torch.Tensor]) -> None:
-        """Checks that a loss reaches parameters only through the model's outputs, where its gradient is scaled.
-
-        Raises:
-            PolicyError: Part of it bypasses them: that gradient would be divided by the scale and underflow.
-        """
+        """Checks that a loss reaches parameters only through the model's outputs, where its gradient is scaled."""
         waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
         seen: set[Any] = set()
         has_left = goes_round = False

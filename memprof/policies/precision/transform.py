@@ -119,11 +119,7 @@ def why_not_compiled(step: Step, policy: Precision) -> str:
 
 
 def _refuse_rounded_integers(step: Step, policy: Precision, is_ours: Bools) -> None:
-    """Rejects a step that casts integers to a floating point type and back, such as indices by ``x.new_tensor(rows)``.
-
-    Raises:
-        PolicyError: It does; a short type would round large ones.
-    """
+    """Rejects a step that casts integers to a floating point type and back, such as by ``x.new_tensor(rows)``."""
     ops, uses, is_integer = step.ops, step.uses, np.isin(step.storages.dtype, _INTEGERS)
     is_cast = (ops.name == CAST) & (ops.phase == "forward") & (ops.module_id != NONE)
     reads, writes = (uses.take(is_cast[uses.op_id] & (uses.role == role)) for role in ("read", "write"))

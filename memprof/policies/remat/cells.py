@@ -155,7 +155,6 @@ class Ref:
     __slots__ = ("dtype", "offset", "size", "stride")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Records the tensor's layout in its storage."""
         self.dtype = tensor.dtype
         self.size = tensor.shape
         self.stride = tensor.stride()

@@ -139,12 +139,6 @@ class FirstSteps:
     """
 
     def __init__(self, counter: Counter, share: float) -> None:
-        """Starts measuring.
-
-        Args:
-            counter: Counts the allocated bytes.
-            share: The budget as a share of the peak.
-        """
         self._counter = counter
         self._share = share
         self._highest_bytes = self._before_bytes = self._passes = 0

@@ -47,14 +47,6 @@ class Memory:
     """
 
     def __init__(self, counter: Counter, budget_bytes: int, heuristic: str, swapping: Swapping | None) -> None:
-        """Starts without contents.
-
-        Args:
-            counter: Counts the allocated bytes.
-            budget_bytes: Maximum bytes at once; 0 for no limit.
-            heuristic: A name in ``HEURISTICS``.
-            swapping: Moves contents out of the device instead of dropping them; None without swapping.
-        """
         self.counter = counter
         self.budget_bytes = budget_bytes
         self.swapping = swapping

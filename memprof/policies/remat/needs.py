@@ -38,12 +38,6 @@ class Needs:
     """Bytes needed by operators while they run, by operator and by the inputs' shapes, types and strides."""
 
     def __init__(self, counter: Counter, device: torch.device) -> None:
-        """Starts without measurements.
-
-        Args:
-            counter: Counts the allocated bytes.
-            device: Device whose memory is measured.
-        """
         self._counter = counter
         self._device = device
         self._has_native_events = NativeEvents.is_available() and device.type == "cpu"

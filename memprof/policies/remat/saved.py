@@ -92,13 +92,6 @@ class SavedHooks:
     """The pair of saved tensor hooks, below any that the job installs itself."""
 
     def __init__(self, memory: Memory, recomputation: Recomputation, keys: Keys | None) -> None:
-        """Stores the runtime's components.
-
-        Args:
-            memory: Tracks contents.
-            recomputation: Recomputes contents.
-            keys: The plan's decision for each saved tensor; None if only the budget decides.
-        """
         self._memory = memory
         self._recomputation = recomputation
         self._keys = keys
@@ -210,7 +203,6 @@ class Keys:
     """
 
     def __init__(self, memory: Memory, recompute: tuple[str, ...]) -> None:
-        """Stores the plan's keys."""
         self._memory = memory
         self._dropped = frozenset(recompute)
         self._modules = [""]

@@ -49,15 +49,6 @@ class Kind:
     )
 
     def __init__(self, operator: Operator, args: Any, kwargs: Any, need: Need, *, is_recorded: bool) -> None:
-        """Reads the layouts from a run.
-
-        Args:
-            operator: The operator.
-            args: Its arguments; tensors are plain.
-            kwargs: Its keyword arguments.
-            need: Memory need of the kind.
-            is_recorded: Whether autograd records the run.
-        """
         self.operator = operator
         self.need = need
         self.is_recorded = is_recorded

@@ -149,7 +149,6 @@ class Swapping:
     """A carrier and its speed."""
 
     def __init__(self, carrier: Carrier, bytes_per_us: float) -> None:
-        """Stores the carrier."""
         self._carrier = carrier
         self._bytes_per_us = bytes_per_us
 

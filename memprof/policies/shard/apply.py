@@ -80,11 +80,7 @@ def _feed(policy: Shard, rank: int | None = None) -> RankFeed:
 
 
 def _check(job: Job, policy: Shard, names: list[str]) -> None:
-    """Rejects jobs that cannot be sharded.
-
-    Raises:
-        PolicyError: Names the reason and the remedy.
-    """
+    """Rejects jobs that cannot be sharded."""
     tensors = [*job.model.parameters(), *job.model.modules()]
     found = {kind.__name__ for each in tensors for kind in type(each).__mro__} & set(_DISTRIBUTED)
     if found:

@@ -61,11 +61,7 @@ class Shard(Policy):
     link_latency_us: float = 5.0
 
     def __post_init__(self) -> None:
-        """Validates the settings.
-
-        Raises:
-            PolicyError: A setting is invalid.
-        """
+        """Validates the settings."""
         if type(self.stage) is not int or not 0 <= self.stage <= 3:
             raise PolicyError(f"shard: invalid stage {self.stage!r}; write 0 (ddp), 1, 2 or 3 (fsdp).")
         if type(self.world_size) is not int or self.world_size < 1:
