@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
-from memprof.policies.base import Policy
+from memprof.policies.base import Candidates, Policy
 
 if TYPE_CHECKING:
     from memprof.trace.step import Step
@@ -44,7 +44,6 @@ class Shard(Policy):
         "hf": "the Trainer shards the model itself. Set fsdp or deepspeed, and start it with torchrun.",
         "lightning": "the Trainer shards the model itself. Set strategy='fsdp' or 'ddp'.",
     }
-    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = "Shard the job over ranks: ddp, zero1, zero2 or fsdp (or stage 0 to 3), and how many."
     flag_example: ClassVar[str] = "fsdp:8"
     numerics: ClassVar[str] = "rounding"
@@ -118,6 +117,12 @@ class Shard(Policy):
         types = dict(zip(step.modules.name.tolist(), step.modules.type.tolist(), strict=True))
         is_own = any(types.get(name) != "SyncBatchNorm" for name in batch_norms(step))
         return ("BatchNorm layers take statistics over each rank's own samples",) if is_own else ()
+
+    @classmethod
+    def candidates(cls, step: Step, *, world_size: int = 1) -> Candidates:
+        """Returns every ZeRO stage, from two ranks on."""
+        stages = range(4) if world_size > 1 else ()
+        return Candidates(tuple(cls(stage=stage, world_size=world_size) for stage in stages))
 
     def describe(self) -> str:
         """Describes what is sharded over how many ranks."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from memprof.errors import PolicyError
-from memprof.policies.base import Policy
+from memprof.policies.base import Candidates, Policy
 from memprof.policies.plan.patterns import condensed
 from memprof.units import format_bytes
 
@@ -49,7 +49,6 @@ class Swap(Policy):
     tried_by_default: ClassVar[bool] = True
     tried_live: ClassVar[bool] = True
     takes_inputs: ClassVar[bool] = True
-    has_candidates: ClassVar[bool] = True
     flag_help: ClassVar[str] = (
         "move tensors that these modules save for backward out of the device and back; optimizer or parameters: move "
         "those instead; optimizer,one-by-one: have the state of one parameter at a time in memory; :disk or :host "
@@ -149,6 +148,17 @@ class Swap(Policy):
     def takes_host(self) -> bool:
         """Whether the copies are in host memory, beside a device's."""
         return self.to == "host"
+
+    @classmethod
+    def candidates(cls, step: Step, *, world_size: int = 1) -> Candidates:
+        """Returns swapping of optimizer state, where there is any: for all updates, and one parameter at a time.
+
+        On a device the optimizer policy keeps the state in host memory for one parameter at a time.
+        """
+        state = cls(what="optimizer", to="host" if step.targets_device() else "disk")
+        if not (step.storages.category == "optimizer_state").any():
+            return Candidates(unsuitable={state: "no optimizer keeps any state between steps."})
+        return Candidates((state,) if step.targets_device() else (state, replace(state, one_by_one=True)))
 
     @classmethod
     def module_choices(cls, step: Step, call: range) -> tuple[Callable[[tuple[str, ...]], Policy], ...]:

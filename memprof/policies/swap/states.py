@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from memprof.errors import PolicyError
-from memprof.policies.optimizer.one_by_one import OneByOne
 from memprof.policies.optimizer.policy import needs_whole
+from memprof.policies.optimizer.updates import Updates
 from memprof.policies.runtime.job import Job, PerOptimizer
+from memprof.policies.runtime.replaced import replace_method
 from memprof.policies.swap.absent import bring_in, is_alone, put_out
 from memprof.policies.swap.moves import Carrier
 from memprof.policies.swap.packing import is_plain
@@ -61,12 +62,85 @@ def swap_states(
         states = _States(job, optimizer, carrier, max(minimum_bytes, 1), parameters)
         _moving.keep(job, states)
         if one_by_one:
-            OneByOne(optimizer, states.around).install(job)
+            _OneByOne(optimizer, states.around).install(job)
         else:
             job.on_undo(optimizer.register_step_pre_hook(states.before_step).remove)
         job.on_undo(optimizer.register_step_post_hook(states.after_step).remove)
         job.put_around_updates(optimizer, states.around)
         job.on_undo(states.bring_back)
+
+
+class _OneByOne:
+    """Updates the parameters one by one before the optimizer's own step, which then finds no gradients.
+
+    The own step still runs, so that whatever wraps it (schedulers, gradient scalers, gradient accumulation) and its
+    hooks work as before.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, around: Callable[[torch.Tensor], AbstractContextManager[None]]
+    ) -> None:
+        self._updates = Updates(optimizer)
+        self._around = around
+        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def install(self, job: Job) -> None:
+        """Registers the hooks of the step: updates come after the job's own pre-hooks, which may clip gradients.
+
+        Gradients are there again before its post-hooks, which may read them.
+        """
+        optimizer = self._updates.optimizer
+        register = optimizer.register_step_pre_hook
+        before, after = register(self._before_step), optimizer.register_step_post_hook(self._after_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+
+        def register_inside(hook: Any) -> Any:
+            handle = register(hook)
+            if before.id in optimizer._optimizer_step_pre_hooks:
+                optimizer._optimizer_step_pre_hooks.move_to_end(before.id)  # type: ignore[attr-defined]
+            return handle
+
+        job.on_undo(replace_method(optimizer, "register_step_pre_hook", register_inside))
+        job.on_undo(before.remove)
+        job.on_undo(after.remove)
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Updates every parameter that has a gradient, and hides the gradients.
+
+        A closure is called here; the step gets one that returns the same loss.
+        """
+        if is_inner_step(optimizer):
+            return None
+        self._show()  # left by a step that ended with an exception
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        given = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            given = (optimizer, lambda: loss), {key: each for key, each in kwargs.items() if key != "closure"}
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in list(group["params"]):
+                if parameter.grad is not None:
+                    with self._around(parameter):
+                        self._updates.single(number, parameter)
+                    self._hidden.append((parameter, parameter.grad))
+        for parameter, _ in self._hidden:
+            parameter.grad = None
+        return given
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner_step(optimizer):
+            return
+        self._show()
+        self._updates.end_round()
+
+    def _show(self) -> None:
+        hidden, self._hidden = self._hidden, []
+        for parameter, gradient in hidden:
+            if parameter.grad is None:
+                parameter.grad = gradient
 
 
 class _States:
