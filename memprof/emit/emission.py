@@ -124,7 +124,9 @@ def about(request: Request, target: str) -> list[str]:
         )
     worst = [word for each in plan.policies if (word := plan.numerics_of(each)) != "none"]
     if worst:
-        lines += wrapped(f"Compared with the job without it: {NUMERICS_IN_WORDS[max(worst, key=_severity)]}.")
+        lines += wrapped(
+            f"Compared with the job without it: {NUMERICS_IN_WORDS[max(worst, key=list(NUMERICS_IN_WORDS).index)]}."
+        )
     for sentence in () if prediction is None else prediction.changes:
         lines += wrapped(plain(sentence))
     return lines
@@ -144,7 +146,3 @@ def listed(title: str, sentences: tuple[str, ...]) -> list[str]:
 def wrapped(sentence: str) -> list[str]:
     """Wraps a sentence into lines."""
     return textwrap.wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _severity(numerics: str) -> int:
-    return list(NUMERICS_IN_WORDS).index(numerics)

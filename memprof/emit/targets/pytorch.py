@@ -133,7 +133,8 @@ class Fsdp2(Target):
         shards = [each for each in policies if isinstance(each, Shard)]
         divides = next((each for each in shards if each.stage >= 2 and each.world_size > 1), None)
         if divides is None:
-            return Emitted("", (*(_of_stage(each) for each in shards), _NO_MEANS))
+            below = (f"{each.describe()}: fully_shard shards parameters too (stages 2 and 3)." for each in shards)
+            return Emitted("", (*below, _NO_MEANS))
         others = [each for each in policies if not isinstance(each, Shard)]
         cannot = tuple(sentence for each in others if (sentence := _refusal(each)))
         kept = [each for each in others if not _refusal(each)]
@@ -160,10 +161,6 @@ class Fsdp2(Target):
         divide = Function("shard(model)", "Shards a model's parameters over the ranks of torchrun.", body)
         text = module_text(lines, (units, *code.codes), [divide, prepare_of(code)])
         return Emitted(text, cannot, notes, 1 + len(kept))
-
-
-def _of_stage(policy: Shard) -> str:
-    return f"{policy.describe()}: fully_shard shards parameters too (stages 2 and 3)."
 
 
 def _refusal(policy: Policy) -> str:

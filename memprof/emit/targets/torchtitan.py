@@ -73,7 +73,10 @@ class _Statements:
             case Precision(dtype="bf16"):
                 self._set('config.training.dtype = "float32"', 'config.training.mixed_precision_param = "bfloat16"')
             case Accumulate():
-                self._accumulate(policy, request)
+                self._set(
+                    f"config.training.global_batch_size = config.training.local_batch_size * {request.ranks}",
+                    f"config.training.local_batch_size //= {policy.micro_batches}",
+                )
             case Checkpoint() if is_every_layer(request.plan.policies) and policy.modules == ("layers.*",):
                 self.imports.append(f"from {_RECOMPUTING} import FullAC")
                 self._set("config.activation_checkpoint = FullAC.Config()")
@@ -121,12 +124,6 @@ class _Statements:
         if policy.batch == "split":
             statements.append(f"config.training.local_batch_size //= {ranks}")
         self._set(*statements, note=f"shard: start with torchrun --nproc-per-node {ranks}.{units}")
-
-    def _accumulate(self, policy: Accumulate, request: Request) -> None:
-        self._set(
-            f"config.training.global_batch_size = config.training.local_batch_size * {request.ranks}",
-            f"config.training.local_batch_size //= {policy.micro_batches}",
-        )
 
     def _compile(self, policy: Compile) -> None:
         statements = ["config.compile.enable = True"]

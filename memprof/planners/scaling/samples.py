@@ -107,7 +107,8 @@ def _best_choices(
         for place in group:
             kinds.setdefault(tuple(map(len, shapes[place])), []).append(place)
         by_kind += kinds.values()
-    if all(len({_key(every, place, by_run=has_runs) for place in group}) == 1 for group in by_kind):
+    # By recording where there are several, else step by step.
+    if all(len({every[place][0] if has_runs else place for place in group}) == 1 for group in by_kind):
         by_kind = [_common_inputs(shapes)]  # no two are alike: matching them reports where they diverge
     found = [choice for group in by_kind for choice in _choices(shapes, np.array(group))]
     most = max(((choice.sizes, len(choice.places)) for choice in found), default=(0, 0))
@@ -122,11 +123,6 @@ def _described(found: Sequence[_Choice], shapes: list[list[tuple[int, ...]]]) ->
         number, position = _place_of(shape, choice.column)
         words.append(f"dimension {position + 1} of {_text(shape[number])}")
     return " and ".join(dict.fromkeys(words))
-
-
-def _key(every: list[tuple[int, Step]], place: int, *, by_run: bool) -> int:
-    """Returns the key that groups steps: their recording where there are several, else the step itself."""
-    return every[place][0] if by_run else place
 
 
 def _common_inputs(shapes: list[list[tuple[int, ...]]]) -> list[int]:

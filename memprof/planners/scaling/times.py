@@ -62,7 +62,8 @@ class Clock:
             grows = np.divide(touched[-1], before, out=np.ones(len(before)), where=before > 0)
             found = times.mean(axis=0) * grows
         else:
-            grows_with = np.where(self._grow_faster(touched, size), touched, self._sizes_to(size)[:, None])
+            every = np.array([*(sample.size for sample in self.samples), size], dtype=np.float64)
+            grows_with = np.where(self._grow_faster(touched, size), touched, every[:, None])
             values, points = _by_size(times, grows_with[places], sizes)
             follow = growing if len(values) == 2 else smoothed
             found = follow(points, values, grows_with[-1])
@@ -78,9 +79,6 @@ class Clock:
         # All steps of a recording have the duration of those that were not recorded, of whatever sizes.
         recorded = float(np.nansum(times, axis=1).mean())
         return float(durations.mean()) * (float(np.nansum(found)) / recorded if recorded else 1.0)
-
-    def _sizes_to(self, size: int) -> Floats:
-        return np.array([*(sample.size for sample in self.samples), size], dtype=np.float64)
 
     def _grow_faster(self, touched: Floats, size: int) -> Bools:
         """Returns which operators touch bytes that grow faster than the size."""

@@ -174,13 +174,6 @@ def _search(bench: Workbench, allowed: set[str], search_request: SearchRequest) 
     return frames
 
 
-def _follow_exactly(bench: Workbench, policy: Remat | None, search_request: SearchRequest) -> None:
-    """Tries the schedule's own saved tensors, plus a hard memory cap where they would exceed the budget."""
-    found = None if policy is None else bench.try_plan(policy)
-    if policy is not None and found is not None and not bench.fits(found, search_request.budget_bytes):
-        bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request), exceeds=True))
-
-
 def _to_hold(search_request: SearchRequest) -> str:
     """Returns the budget for remat, with a margin for the overshoot seen in jobs."""
     return str(int(search_request.budget_bytes / (1 + OVER_HELD)))
@@ -216,7 +209,10 @@ def _follow(bench: Workbench, search_request: SearchRequest) -> ScheduleSummary:
     done = replay(graph, found.runs, found.moves)
     project(bench, graph, found, find_groups(bench.step), search_request.budget_bytes)
     if _may_rematerialise(bench, search_request):
-        _follow_exactly(bench, remat_of(bench.step, graph, found.runs), search_request)
+        policy = remat_of(bench.step, graph, found.runs)
+        exact = None if policy is None else bench.try_plan(policy)
+        if policy is not None and exact is not None and not bench.fits(exact, search_request.budget_bytes):
+            bench.try_plan(dataclasses.replace(policy, budget=_to_hold(search_request), exceeds=True))
     time_us = graph.duration_us + done.extra_us + done.stall_us
     return ScheduleSummary(search_request.planner, found.status, found.reason, done.peak_bytes, time_us)
 

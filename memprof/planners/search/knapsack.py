@@ -85,7 +85,9 @@ class Knapsack:
         self._slack = slack
         self._freed = effects.freed
         self._apart = _one_of(effects.modules)
-        self._windows = _busy(effects.windows)
+        work_us, room_us = effects.windows.work_us, effects.windows.room_us
+        is_busy = np.maximum(work_us, 0.0).sum(axis=1) > room_us  # where copies may take longer than there is time
+        self._windows = Windows(work_us[is_busy], room_us[is_busy])
         self._host_bytes = effects.host_bytes
         self.host_room: float | None = None
         self._moments = np.empty(0, dtype=np.int64)
@@ -261,12 +263,6 @@ def _without_implied(apart: csr_array) -> csr_array:
             having.setdefault(column, []).append(each)
     kept = [number for each, number in sets.items() if not any(each < other for other in having[min(each)])]
     return apart[kept]
-
-
-def _busy(windows: Windows) -> Windows:
-    """Returns the windows in which copies may take longer than there is time."""
-    is_busy = np.maximum(windows.work_us, 0.0).sum(axis=1) > windows.room_us
-    return Windows(windows.work_us[is_busy], windows.room_us[is_busy])
 
 
 def _highest(needed: Floats) -> Ints:

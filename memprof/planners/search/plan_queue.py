@@ -85,14 +85,9 @@ class PlanQueue:
             bool(one.policies)
             and one.policies not in self._tried
             and self._request.needed(one) <= self._request.budget_bytes
-            and not any(_holds(one.policies, refused) for refused in self._refused)
+            and not any(set(map(_kind, refused)) <= set(map(_kind, one.policies)) for refused in self._refused)
             and not any(verified <= set(kinds_of(one.policies)) for verified in self._verified)
         )
-
-
-def _holds(policies: tuple[Policy, ...], others: tuple[Policy, ...]) -> bool:
-    """Returns whether a plan contains all of some policies, up to their parameters."""
-    return {_kind(policy) for policy in others} <= {_kind(policy) for policy in policies}
 
 
 def _kind(policy: Policy) -> str:

@@ -187,8 +187,8 @@ class BatchFeed:
             if not (torch.is_grad_enabled() if (model := self._model()) is None else model.training):
                 self.round.evaluate(lambda: (model := self._model()) is None or not model.training)
                 return batch, _nothing
-            expected = _expected_size(iterator)
-            parts = split_batch(batch, self.round.micro_batches, expected)
+            size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)  # of no custom sampler
+            parts = split_batch(batch, self.round.micro_batches, size if isinstance(size, int) else None)
             if parts is None or len(parts) == 1:
                 found = "have a single sample" if parts else f"are of an unsupported type ({type(batch).__name__})"
                 return batch, partial(self.round.leave_whole, batch, f"they {found}")
@@ -210,12 +210,6 @@ def _looks_ahead(caller: FrameType | None) -> bool:
     if caller is None:
         return False
     return caller.f_code.co_name == "__iter__" and caller.f_globals.get("__name__") == "accelerate.data_loader"
-
-
-def _expected_size(iterator: Any) -> int | None:
-    """Returns the loader's batch size, None where a custom sampler makes the batches."""
-    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    return size if isinstance(size, int) else None
 
 
 #: The feed of a job whose model does not exist yet.

@@ -122,7 +122,10 @@ class Simulation:
         for now, (born, needed) in enumerate(zip(born_at, outline.reads, strict=True)):
             self._now = now
             for storage in offered_at[now]:
-                self._offer(storage)
+                if self._life[storage] >= 0:  # nothing but autograd holds it any more
+                    self._victims.add(storage)
+                    if storage in self._at_once:
+                        self._drop(storage)
             for storage in needed:
                 locks[storage] += 1
             for storage in needed:
@@ -141,12 +144,6 @@ class Simulation:
                     # A recorded life ends as recorded.
                     self._end(storage, now if self._course.lives[life].born >= 0 else -1)
         return self._course
-
-    def _offer(self, storage: int) -> None:
-        if self._life[storage] >= 0:
-            self._victims.add(storage)
-            if storage in self._at_once:
-                self._drop(storage)
 
     def _facts(self) -> Facts[int]:
         outline, rule, locks = self._outline, self._rule, self._locks

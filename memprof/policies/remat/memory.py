@@ -185,7 +185,10 @@ class Memory:
             if not cell.locks:
                 cell.hold = None
             cell.handles = []
-            self._forget_place(cell)
+            if cell.place is not None:
+                assert self.swapping is not None
+                self.swapping.forget(cell.place)
+                cell.place = None
             if self.schedule.observation is not None and not cell.is_there():
                 self.schedule.observation.left(cell)
         if not self.saved:
@@ -308,9 +311,3 @@ class Memory:
         storage = self.swapping.carry_back(cell.place)
         self.adopt(cell, storage)
         return storage
-
-    def _forget_place(self, cell: Cell) -> None:
-        if cell.place is not None:
-            assert self.swapping is not None
-            self.swapping.forget(cell.place)
-            cell.place = None

@@ -130,7 +130,8 @@ class CopyGuard:
         return state
 
     def _clean(self, given: Any, state: dict[str, Any]) -> None:
-        self._strip(given, state)
+        for name, function, own in reversed(self._entries):  # the last one first
+            _restore(state, name, function, rebound(own, self.owner, given))
         if given is self.owner:
             for change in self.changes:
                 change(state)
@@ -145,11 +146,6 @@ class CopyGuard:
             yield
         finally:
             state.update(before)
-
-    def _strip(self, given: Any, state: dict[str, Any]) -> None:
-        """Removes the plan's entries from a ``__dict__``, the last one first."""
-        for name, function, own in reversed(self._entries):
-            _restore(state, name, function, rebound(own, self.owner, given))
 
 
 def _is_usual(kind: Any) -> bool:

@@ -79,7 +79,9 @@ class Averaging:
             bucket, _ = self._bucket_of[number]
             self._move(number)
             bucket.missing.discard(number)
-            self._send_full()
+            while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+                self._send(self._buckets[self._sent])
+                self._sent += 1
 
     def _begin(self) -> None:
         self._is_under_way = True
@@ -171,11 +173,6 @@ class Averaging:
                 if gradient.storage_offset() == offset:
                     return flat
         return torch.empty(bucket.size, dtype=first.dtype, device=first.device)
-
-    def _send_full(self) -> None:
-        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
-            self._send(self._buckets[self._sent])
-            self._sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
         assert bucket.buffer is not None

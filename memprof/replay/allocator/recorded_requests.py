@@ -61,7 +61,8 @@ def block_sizes(events: AllocatorEvents, end: BlockMap, settings: Settings) -> I
     """
     events = paired_frees(events, end)
     start = rewound(events, end, settings)
-    space = _Space(settings, is_expandable=_grows(events, end, settings))
+    is_mapped = bool((events.action == "segment_map").any()) or any(one.is_expandable for one in end.ranges)
+    space = _Space(settings, is_expandable=settings.expandable_segments or is_mapped)
     for memory in start.ranges:
         space.edges.add(memory.address)
         for address, size, _, state in start.blocks_of(memory, memory.size):
@@ -86,11 +87,6 @@ def block_sizes(events: AllocatorEvents, end: BlockMap, settings: Settings) -> I
         elif action in ("segment_free", "segment_unmap"):
             space.cut(address, size)
     return np.array(found, dtype=np.int64)
-
-
-def _grows(events: AllocatorEvents, end: BlockMap, settings: Settings) -> bool:
-    is_mapped = bool((events.action == "segment_map").any())
-    return settings.expandable_segments or is_mapped or any(one.is_expandable for one in end.ranges)
 
 
 class _Space:

@@ -80,7 +80,10 @@ class RecomputeSearch:
         if needed > self.budget:
             return self._impossible(f"A single operator with its inputs and outputs needs {format_bytes(needed)}.")
         self.cuts = self._first_cuts()
-        self._run_dtr()
+        if self.graph.values <= _HUGE_VALUES:  # DTR always returns a result
+            self._run_planner(Dtr(), 0.15)
+        else:
+            self._run_planner(_QuickDtr(), 0.5)
         if not self._bounded(CutModel(self.graph, self.cuts), whole=False, seconds=20.0).is_feasible:
             return self._impossible("No schedule stays within the budget at several operators of the step at once.")
         self._refine(0.02)
@@ -90,7 +93,11 @@ class RecomputeSearch:
             self._try_others()
         if not self._is_done() and not self._grow():
             return self._impossible("No schedule stays within the budget at several operators of the step at once.")
-        self._run_exact()
+        # On a small step the full programme also models what is alive while an operator repeats.
+        if self.graph.values <= _EXACT_VALUES and not self._is_done():
+            from memprof.planners.published.checkmate import Checkmate
+
+            self._run_planner(Checkmate(), _EXACT_SHARE)
         self.anneal()
         return self._answer()
 
@@ -178,20 +185,6 @@ class RecomputeSearch:
         self.bound_us = max(self.bound_us, found.bound_us)
         if found.runs is not None:
             self._take(found.runs)
-
-    def _run_dtr(self) -> None:
-        """Runs DTR, which always returns a result; on huge steps its fastest heuristic first, with more time."""
-        if self.graph.values <= _HUGE_VALUES:
-            self._run_planner(Dtr(), 0.15)
-        else:
-            self._run_planner(_QuickDtr(), 0.5)
-
-    def _run_exact(self) -> None:
-        """Solves the full programme on a small step; it also models what is alive while an operator repeats."""
-        from memprof.planners.published.checkmate import Checkmate
-
-        if self.graph.values <= _EXACT_VALUES and not self._is_done():
-            self._run_planner(Checkmate(), _EXACT_SHARE)
 
     def _take(self, runs: Ints) -> None:
         done = replay(self.graph, runs)

@@ -96,9 +96,11 @@ class Model:
         """
         if not self.is_possible:
             return Solution(is_proved=True, bound=math.inf, values=None)
+        shape = (len(self._most), len(self._cost))
+        matrix = csr_array((self._factors, (self._rows, self._columns)), shape=shape)
         done = solve(
             np.array(self._cost),
-            [(self._matrix(), -np.inf, np.array(self._most))],
+            [(matrix, -np.inf, np.array(self._most))],
             (0.0, np.array(self._top)),
             np.array([whole and not is_relaxed for whole in self._is_whole], dtype=np.int64),
             time_limit=max(deadline - time.monotonic(), 0.1),
@@ -120,10 +122,6 @@ class Model:
     def kept(self, values: Floats, event: int, least: float) -> set[int]:
         """Returns the values whose liveness before an event reaches a threshold."""
         return {value for value, column in self.alive[event].items() if values[column] >= least}
-
-    def _matrix(self) -> csr_array:
-        shape = (len(self._most), len(self._cost))
-        return csr_array((self._factors, (self._rows, self._columns)), shape=shape)
 
     def _column(self, *, cost: float = 0.0, top: float = 1.0, whole: bool = False) -> int:
         self._cost.append(cost)
