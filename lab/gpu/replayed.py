@@ -119,7 +119,7 @@ def written_down(done: Replay, begin: float = 0.0) -> tuple[AllocatorEvents, Seg
     """
     requests = done.requests
     at: dict[int, list[SegmentEvent]] = {}
-    for happened in done.segment_events():
+    for happened in done.segment_events:
         at.setdefault(happened.event, []).append(happened)
     rows: list[tuple[str, int, int]] = []
     before: dict[int, tuple[str, int, int]] = {}

@@ -106,18 +106,13 @@ def _imported(place: str) -> type[Planner]:
     return kind
 
 
-def planner_type(name: str) -> type[Planner] | None:
-    """Returns the planner with a name; None for an unknown name."""
-    return next((kind for kind in planner_types() if kind.name == name), None)
-
-
 def named_planner(name: str) -> type[Planner]:
     """Returns the planner with a name.
 
     Raises:
         UsageError: The name is unknown.
     """
-    kind = planner_type(name)
+    kind = next((kind for kind in planner_types() if kind.name == name), None)
     if kind is None:
         names = [one.name for one in planner_types()]
         near = difflib.get_close_matches(name, names, n=1)

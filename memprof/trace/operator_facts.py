@@ -22,7 +22,6 @@ COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 CAST = "aten._to_copy.default"
 CAT = "aten.cat.default"
 CLONE = "aten.clone.default"
-CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
 COPY = "aten.copy_.default"
 DETACH = "aten.detach.default"
 EMPTY = "aten.empty.memory_format"

@@ -39,7 +39,7 @@ def plain_snapshot(trace: Trace) -> dict[str, Any]:
 
 def _history(trace: Trace, issued: StepRequests, done: Replay, frames: list[Any]) -> list[dict[str, Any]]:
     ops = trace.table(Ops)
-    log = list(done.segment_events())
+    log = list(done.segment_events)
     entries = []
     for event, (kind, allocation) in enumerate(
         zip(issued.requests.kind.tolist(), issued.requests.allocation.tolist(), strict=True)

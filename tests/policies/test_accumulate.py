@@ -20,7 +20,7 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.batch import find_batch, part_sizes
 from memprof.policies.accumulate.candidates import compares_samples, repeats_by_batch
 from memprof.policies.accumulate.policy import IN_TURN, NOT_A_MEAN, WEIGHED, Accumulate
-from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.round import ACTIVE
 from memprof.policies.accumulate.split import micro_batches, split_batch, split_from_start
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.interval import interval_of
@@ -435,7 +435,7 @@ def leave_nothing() -> Any:
     Job.__init__ = before  # type: ignore[method-assign]
     for job in made:
         job.undo()
-    assert not Round.active()
+    assert not ACTIVE
 
 
 def test_a_job_without_a_loader_is_told_what_to_write() -> None:

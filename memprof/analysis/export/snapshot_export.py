@@ -95,7 +95,7 @@ def export_snapshot(trace: Trace, file: BinaryIO) -> None:
 
 def _chunks(issued: StepRequests, done: Replay, start_us: Floats, stack_of: Ints, note_of: Ids) -> Iterator[EventRows]:
     """Yields the history: segments when they are reserved, and two events per free, as torch does."""
-    log = done.segment_events()
+    log = done.segment_events
     at = np.array([one.event for one in log], dtype=np.int64)
     for low in range(0, done.events, _CHUNK):
         high = min(low + _CHUNK, done.events)

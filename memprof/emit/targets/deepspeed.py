@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from memprof.emit.code.short_pieces import options_text
 from memprof.emit.emission import Emitted, Request, Target
 from memprof.emit.targets.shared import Sorted
 from memprof.policies.accumulate.policy import Accumulate
@@ -90,8 +91,7 @@ def _sort(found: Sorted, policy: Policy, stage: int, policies: tuple[Policy, ...
         case OptimizerPolicy():
             _sort_optimizer(found, policy, stage)
         case Allocator():
-            options = ",".join(f"{key}:{value}" for key, value in policy.options().items())
-            found.leave(policy, f"not a key of the JSON: start the job with {VARIABLE}={options}.")
+            found.leave(policy, f"not a key of the JSON: start the job with {VARIABLE}={options_text(policy)}.")
         case _:
             found.leave(policy, _IN_CODE)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from memprof.emit.code.short_pieces import options_text
 from memprof.emit.emission import Emitted, Request, Target, about, listed
 from memprof.emit.targets.shared import Sorted, is_every_layer
 from memprof.policies.accumulate.policy import Accumulate
@@ -96,8 +97,7 @@ class YamlTrainer(Target):
             case Compile() if policy.is_plain and policy.modules in ((".",), ("",)):
                 found.take({"torch_compile": True})
             case Allocator():
-                options = ",".join(f"{key}:{value}" for key, value in policy.options().items())
-                found.leave(policy, f"not a key of this file: start the job with {VARIABLE}={options}.")
+                found.leave(policy, f"not a key of this file: start the job with {VARIABLE}={options_text(policy)}.")
             case _ if policy.name == "checkpoint" and is_every_layer(policies):
                 kwargs = found.arguments.get("gradient_checkpointing_kwargs", {})
                 found.take(

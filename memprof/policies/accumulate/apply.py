@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from memprof.errors import PolicyError
 from memprof.policies.accumulate.gate import Gates, refuse_many_evaluations
 from memprof.policies.accumulate.policy import HOOKS, NOT_A_MEAN, Accumulate
-from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.round import ACTIVE, Round
 from memprof.policies.accumulate.split import BatchFeed, is_batch_in_hand, split_from_start, take_prepared
 from memprof.policies.accumulate.watch import refuse_gradients_of_gradients, require_backward
 from memprof.policies.runtime.job import Job
@@ -100,8 +100,8 @@ def _begin(policy: Accumulate) -> _Shared:
         feed.install()
     undo, current = ExitStack(), feed.round
     undo.callback(feed.remove)
-    current.begin()
-    undo.callback(current.end)
+    ACTIVE.append(current)
+    undo.callback(ACTIVE.remove, current)
     gates = Gates(undo, current)
     undo.callback(gates.remove)
     gates.watch()

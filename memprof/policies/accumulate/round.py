@@ -13,8 +13,8 @@ from memprof.errors import PolicyError
 from memprof.policies.accumulate.policy import IN_EVALUATION, IN_TURN, WEIGHED
 from memprof.recorder.steps.batches import first_tensor
 
-#: Rounds of the jobs under accumulate.
-_active: list[Round] = []
+#: The rounds of the jobs under accumulate.
+ACTIVE: list[Round] = []
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,6 @@ class Round:
         self._waiting: list[_Waiting] = []
         self._batch = self._lost = 0
         self._takes_ahead = False
-
-    @staticmethod
-    def active() -> list[Round]:
-        """Returns the rounds of the jobs under accumulate."""
-        return list(_active)
-
-    def begin(self) -> None:
-        """Registers it as active."""
-        _active.append(self)
-
-    def end(self) -> None:
-        """Unregisters it."""
-        _active.remove(self)
 
     @property
     def is_last(self) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from memprof.policies.accumulate.batch import Batch
 from memprof.replay.rounding import rounded
-from memprof.trace.operator_facts import CONVOLUTION_BACKWARD, HAS_TILES, HOLDS_GRADIENT, REORDERS_WEIGHTS, are_among
+from memprof.trace.operator_facts import HAS_TILES, HOLDS_GRADIENT, REORDERS_WEIGHTS, are_among
 from memprof.trace.schema import NONE, Bools, Floats, Ints, Ops, Storages, read_shape
-from memprof.trace.step import Step, rows_of
+from memprof.trace.step import Step
 
 #: Fixed time of an operator, independent of its work, as the recorder times operators. Measured in a recorded AdamW
 #: loop over tensors of up to 4 KiB (torch 2.13, one thread of an AMD EPYC): 1,059 additions and 1,056 multiplications
@@ -141,7 +140,7 @@ def scale_step(step: Step, batch: Batch, size: int, repeats: Bools) -> Scaled:
     )
     weight_bytes = np.minimum(weight_bytes, np.maximum(ops.workspace_bytes, 0))
     fixed = np.where(reorders, weight_bytes, 0)
-    fixed = np.where(tiles | fixed_workspaces(step), ops.workspace_bytes, fixed)
+    fixed = np.where(tiles, ops.workspace_bytes, fixed)
     return Scaled(
         step=step,
         batch=batch,
@@ -159,41 +158,3 @@ def _share(op_ids: Ints, bytes_: Ints, grows: Bools, ops: int) -> Floats:
     total = np.bincount(op_ids, bytes_, ops)
     growing = np.bincount(op_ids, bytes_ * grows, ops)
     return np.divide(growing, total, out=np.zeros(ops), where=total > 0)
-
-
-#: Copies of the weight's gradient that are summed up with AVX-512 and with AVX2, on any number of threads.
-COPIES, FEWER_COPIES = 256, 64
-#: Bytes of the kernel's other buffers in bf16, and the unit of those of each channel.
-OTHER_BYTES, CHANNEL_BYTES = 8584, 32
-
-
-def is_depthwise(weight: Sequence[int]) -> bool:
-    """Returns whether a convolution with a weight of this shape reads one channel for each that it makes."""
-    return len(weight) > 2 and weight[1] == 1 and weight[0] > 1
-
-
-def fixed_workspaces(step: Step) -> Bools:
-    """Marks the operators whose workspace is that of this kernel, which does not depend on the batch, ``(ops,)``."""
-    ops, uses, shapes = step.ops, step.uses, step.storages.shape
-    found = np.zeros(len(ops), dtype=np.bool_)
-    for op in np.flatnonzero((ops.name == CONVOLUTION_BACKWARD) & (ops.workspace_bytes > 0)).tolist():
-        rows, _ = rows_of(uses.op_id, np.array([op]))
-        texts = {str(shapes[storage]) for storage in uses.storage_id[rows]}
-        found[op] = any(_is_fixed(read_shape(text), int(ops.workspace_bytes[op])) for text in texts)
-    return found
-
-
-def _is_fixed(weight: Sequence[int], workspace: int) -> bool:
-    if not is_depthwise(weight):
-        return False
-    elements = int(np.prod(weight))
-    channels = workspace - _casts_of_copies(elements)
-    is_short = channels > 0 and channels % (CHANNEL_BYTES * weight[0]) == 0
-    # In float32: the copies, another layout of the weight, and the bias.
-    others = [workspace - 4 * (copies + 1) * elements for copies in (COPIES, FEWER_COPIES)]
-    return is_short or any(other in (0, 4 * weight[0]) for other in others)
-
-
-def _casts_of_copies(elements: int) -> int:
-    """Returns the bytes of the copies in float32, of their casts, and of what the kernel needs besides."""
-    return elements * (4 * COPIES + 2 * (COPIES - 1)) + OTHER_BYTES

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import dataloader
 
 from memprof.errors import PolicyError
-from memprof.policies.accumulate.round import Round
+from memprof.policies.accumulate.round import ACTIVE, Round
 from memprof.policies.runtime.replaced import replace
 from memprof.recorder.memory.live_objects import live_objects
 from memprof.recorder.steps.batches import WHOLE, batch_size, collect, fields_of, is_graphs, is_record
@@ -60,7 +60,7 @@ def micro_batches(batch: Any, count: int) -> Iterator[Any]:
     """
     if count < 1:
         raise PolicyError(f"cannot split a batch into {count} micro-batches; the number must be positive.")
-    rounds = Round.active()
+    rounds = list(ACTIVE)
     if any(each.count > 1 and each.is_handed(batch) for each in rounds):
         yield batch
         return

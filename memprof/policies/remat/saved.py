@@ -93,7 +93,7 @@ class SavedHooks:
 
     def __init__(self, memory: Memory, recomputation: Recomputation, keys: Keys | None) -> None:
         self._memory = memory
-        self._recomputation = recomputation
+        self.restore, self.release = recomputation.restore, memory.release
         self._keys = keys
         self._functions = FunctionCalls()
 
@@ -120,19 +120,11 @@ class SavedHooks:
         with untraced():
             return packed.unpack()
 
-    def restore(self, cell: Cell) -> torch.UntypedStorage:
-        """Returns a storage with a cell's content."""
-        return self._recomputation.restore(cell)
-
     def used(self, cell: Cell) -> None:
         """Records that backward is about to read a cell."""
         cell.used_us = self._memory.clock_us
         if self._memory.schedule.observation is not None:
             self._memory.schedule.observation.read(cell)
-
-    def release(self, cell: Cell) -> None:
-        """Records that autograd releases a cell."""
-        self._memory.release(cell)
 
     def slide_in(self) -> None:
         """Inserts the hooks below all active ones."""

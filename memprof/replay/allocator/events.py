@@ -67,6 +67,7 @@ class Replay:
         block_bytes: Size of the block of each, 0 for those that failed, shape ``(allocations,)``.
         allocator: The allocator after the last event.
         start_reserved: Bytes reserved before the first.
+        segment_events: The segment events, in order.
     """
 
     requests: Requests
@@ -75,11 +76,7 @@ class Replay:
     block_bytes: Ints
     allocator: CachingAllocator
     start_reserved: int = 0
-    _log: list[SegmentEvent] = field(default_factory=list)
-
-    def segment_events(self) -> list[SegmentEvent]:
-        """Returns the segment events, in order."""
-        return self._log
+    segment_events: list[SegmentEvent] = field(default_factory=list)
 
     def reserved(self) -> Ints:
         """Returns the reserved bytes after each event, shape ``(events,)``.
@@ -88,7 +85,7 @@ class Replay:
         """
         change = np.zeros(self.events, dtype=np.int64)
         signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1, "oom": 0}
-        for happened in self._log:
+        for happened in self.segment_events:
             change[happened.event] += signs[happened.action] * happened.size
         reserved: Ints = self.start_reserved + np.cumsum(change)
         return reserved

@@ -105,7 +105,7 @@ def outcome(done: Replay, name: str) -> Outcome:
         done.allocator.settings,
         reserved_peak=int(done.reserved().max(initial=0)),
         allocated_peak=int(done.allocated().max(initial=0)),
-        segments=sum(one.action in ("segment_alloc", "segment_map") for one in done.segment_events()),
+        segments=sum(one.action in ("segment_alloc", "segment_map") for one in done.segment_events),
         retries=done.allocator.retries,
         failed=int(np.count_nonzero(done.failed())),
     )

@@ -38,7 +38,7 @@ def test_curves_of_a_few_events() -> None:
     )
     assert done.reserved().tolist() == [12 * MIB, 32 * MIB, 32 * MIB, 32 * MIB, 20 * MIB, 20 * MIB]
     assert done.allocated().tolist() == [12 * MIB, 15 * MIB, 3 * MIB, 3 * MIB, 3 * MIB, 0]
-    assert [(event.event, event.action) for event in done.segment_events()] == [
+    assert [(event.event, event.action) for event in done.segment_events] == [
         (0, "segment_alloc"),
         (1, "segment_alloc"),
         (4, "segment_free"),

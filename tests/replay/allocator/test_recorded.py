@@ -189,7 +189,7 @@ def record(lives: list[tuple[int, int]], chosen: Settings) -> tuple[list[tuple[s
     )
     done = replay(asked, chosen)
     log: dict[int, list[tuple[str, int, int]]] = {}
-    for one in done.segment_events():
+    for one in done.segment_events:
         log.setdefault(one.event, []).append((one.action, one.address, one.size))
     rows = []
     for event, (_, kind, about) in enumerate(moments):
