@@ -50,7 +50,7 @@ def rounded_when_pinned(sizes: Ints, settings: str = "") -> Ints:
         settings: ``PYTORCH_ALLOC_CONF``, whose ``pinned_max_`` options limit what is rounded.
     """
     powers: Ints = np.left_shift(1, np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64))
-    return np.where((sizes > 0) & (sizes <= min(_pinned_limits(settings))), powers, sizes)
+    return np.where((sizes > 0) & (sizes <= min(pinned_limits(settings))), powers, sizes)
 
 
 def pinned_peak(sizes: Ints, first: Ints, last: Ints, settings: str = "") -> int:
@@ -65,7 +65,7 @@ def pinned_peak(sizes: Ints, first: Ints, last: Ints, settings: str = "") -> int
         settings: ``PYTORCH_ALLOC_CONF``.
     """
     blocks, powers = rounded_when_pinned(sizes, settings), rounded_when_pinned(sizes)
-    _, most_cached = _pinned_limits(settings)
+    _, most_cached = pinned_limits(settings)
     is_cached = blocks <= most_cached
     own = np.where(is_cached, blocks, 0)
     total = 0
@@ -84,12 +84,7 @@ def _most_at_once(first: Ints, last: Ints, sizes: Ints) -> int:
     return int(np.cumsum(change[order]).max(initial=0))
 
 
-def most_cached_when_pinned(settings: str) -> int:
-    """Returns the bytes of the largest block of pinned memory that is kept when it is freed."""
-    return _pinned_limits(settings)[1]
-
-
-def _pinned_limits(settings: str) -> tuple[int, int]:
+def pinned_limits(settings: str) -> tuple[int, int]:
     """Returns the largest request of pinned memory that is rounded, and the largest block that is kept when freed."""
     given = dict(re.findall(r"pinned_max_(round_threshold|cached_size)_mb:(\d+)", settings))
     most_rounded, most_cached = (int(given.get(name, 1 << 40)) << 20 for name in ("round_threshold", "cached_size"))

@@ -47,16 +47,18 @@ def read_layers(step: Step) -> LayerCosts:
     is_expert = np.append(_expert_modules(step.modules.name), np.bool_(False))[storages.module_id]
     is_cast, cast_of = _casts(step, is_parameter, owner)
 
-    def by_unit(chosen: Bools) -> Floats:
-        return _sums(owner[chosen], storages.allocated_bytes[chosen], count)
+    def by_unit(chosen: Bools, units: Ints = owner) -> Floats:
+        return np.bincount(units[chosen], storages.allocated_bytes[chosen], count).astype(np.float64)
 
-    casts = _sums(cast_of[is_cast], storages.allocated_bytes[is_cast], count)
+    casts = by_unit(is_cast, cast_of)
     recast = np.zeros(len(storages), dtype=np.bool_)
     recast[_sources(step, is_cast, is_parameter)] = True
     is_made = ~np.isin(storages.category, _STATE) & (storages.created_op_id != NONE) & ~is_cast
     made = _during(step, is_made) + ops.workspace_bytes
     after = _after(step, is_made)
-    held, highest_forward, highest_backward = _levels(made, after, forward, backward)
+    gradients, is_born = storages.category == "gradient", storages.created_op_id != NONE
+    own_gradients = [_during(step, gradients & is_born & (owner == unit)) for unit in range(count)]
+    held, highest_forward, highest_backward, highest_first = _levels(made, after, own_gradients, forward, backward)
     times = np.nan_to_num(ops.duration_us)
     times *= step.duration_us / max(1e-9, float(times.sum()))  # Python's own time is that of the operators it runs
     is_update = ops.phase == "optimizer"
@@ -67,10 +69,7 @@ def read_layers(step: Step) -> LayerCosts:
         own = np.where(ops.phase == phase, values, 0)
         return np.array([float(own[first:end].sum()) for first, end in spans[phase]])
 
-    gradients, is_born = storages.category == "gradient", storages.created_op_id != NONE
     at_start = alive_at(step, forward[0][0])
-    new = gradients & is_born
-    own_gradients = [_during(step, new & (owner == unit)) for unit in range(count)]
     update = _during(step, is_made & (np.append(is_update, np.bool_(False))[storages.created_op_id]))
     matrices = storages.shape[is_parameter & ~is_vector]
     return LayerCosts(
@@ -86,7 +85,7 @@ def read_layers(step: Step) -> LayerCosts:
         held_bytes=held,
         forward_bytes=highest_forward,
         backward_bytes=highest_backward,
-        first_backward_bytes=_with_gradients(made, after, own_gradients, forward, backward),
+        first_backward_bytes=highest_first,
         boundary_bytes=_boundaries(step, is_made, forward),
         forward_us=over("forward", times),
         backward_us=over("backward", times),
@@ -103,12 +102,6 @@ def read_layers(step: Step) -> LayerCosts:
         adds_gradients=bool((gradients & ~is_born & alive_at(step, backward[-1][0])).any()),
         sizes=tuple(sorted({max(read_shape(shape)) for shape in matrices})),
     )
-
-
-def _sums(units: Ints, sizes: Ints, count: int) -> Floats:
-    found = np.zeros(count, dtype=np.float64)
-    np.add.at(found, units, sizes)
-    return found
 
 
 def _samples(step: Step) -> int:
@@ -197,31 +190,21 @@ def _spans(
 
 
 def _levels(
-    made: Ints, after: Ints, forward: list[tuple[int, int]], backward: list[tuple[int, int]]
-) -> tuple[Floats, Floats, Floats]:
-    """Returns what each unit holds, and its peaks in forward and backward above what the earlier ones hold."""
-    begin = forward[0][0]
-    base = float(after[begin - 1]) if begin else 0.0
-    held, in_forward, in_backward = [], [], []
-    for (first, end), (late, late_end) in zip(forward, backward, strict=True):
-        in_forward.append(max(0.0, float(made[first:end].max(initial=0)) - base))
-        in_backward.append(max(0.0, float(made[late:late_end].max(initial=0)) - base))
-        held.append((float(after[end - 1]) if end > first else base) - base)
-        base += held[-1]
-    return np.array(held), np.array(in_forward), np.array(in_backward)
-
-
-def _with_gradients(
     made: Ints, after: Ints, gradients: list[Ints], forward: list[tuple[int, int]], backward: list[tuple[int, int]]
 ) -> Floats:
+    """Returns what each unit holds, and its peaks above what the earlier ones hold. Shape (4, units).
+
+    The peaks are those in forward, in backward, and in backward with the unit's gradients.
+    """
     begin = forward[0][0]
     base = float(after[begin - 1]) if begin else 0.0
-    peaks = []
+    found = []
     for (first, end), (late, late_end), own in zip(forward, backward, gradients, strict=True):
-        found = float((made[late:late_end] + own[late:late_end]).max(initial=0)) - base
-        peaks.append(max(0.0, found))
-        base = float(after[end - 1]) if end > first else base
-    return np.array(peaks)
+        levels = made[first:end], made[late:late_end], made[late:late_end] + own[late:late_end]
+        held = (float(after[end - 1]) if end > first else base) - base
+        found.append([held, *(max(0.0, float(level.max(initial=0)) - base) for level in levels)])
+        base += held
+    return np.array(found).T
 
 
 def _boundaries(step: Step, is_made: Bools, forward: list[tuple[int, int]]) -> Floats:

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memprof.errors import InvariantError
 from memprof.planners.graph.graph import Graph
 from memprof.trace.schema import NONE, Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -227,7 +227,7 @@ def _hold_caches(dies: Ints, step: Step, regions: Regions, frame: Ints) -> None:
 
 def _left_by_step_before(step: Step, regions: Regions, frame: Ints) -> Ints:
     """Returns the operators after which frames that the step before left are freed: with their results."""
-    older, _ = carried_over(step, step.storages.created_op_id != NONE)
+    older = carried_over(step, step.storages.created_op_id != NONE)
     owner, results = _results(step, regions)
     is_left = (frame[owner] == NEVER) & (older[results] != NONE)
     last = np.full(len(regions), NONE, dtype=np.int64)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
+
+from memprof.policies.runtime.replaced import WITHOUT_VALUES
 
 Tensor = torch.Tensor
 InUse = Callable[[], AbstractContextManager[None]]
@@ -56,14 +58,6 @@ class LazyLogits(torch.Tensor):
     made: Tensor | None
     in_use: InUse
 
-    _known: ClassVar[frozenset[Any]] = frozenset(
-        {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
-        | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
-        | {getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
-        | {getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
-        | {torch.is_floating_point, torch.is_complex, torch.numel, torch.autograd.backward, torch.autograd.grad}
-    )
-
     @staticmethod
     def around(hidden: Tensor, matrix: Tensor, bias: Tensor | None, make: Callable[..., Tensor]) -> LazyLogits:
         """Creates one outside autograd."""
@@ -84,7 +78,7 @@ class LazyLogits(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles functions that need no logits, views rows, and passes the logits to all others."""
         kwargs = kwargs or {}
-        if func in cls._known:
+        if func in WITHOUT_VALUES or func in (torch.autograd.backward, torch.autograd.grad):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         view = _VIEWS.get(func)

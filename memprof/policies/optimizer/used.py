@@ -15,18 +15,11 @@ import torch
 
 from memprof.errors import PolicyError
 from memprof.policies.optimizer.policy import AVERAGED, EARLY, SECOND_BACKWARD, TOGETHER, USED
-from memprof.policies.runtime.replaced import has_values
+from memprof.policies.runtime.replaced import WITHOUT_VALUES, has_values
 
 Tensor = torch.Tensor
 #: Functions that read no values.
-_KNOWN = frozenset(
-    {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
-    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
-    | {getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
-    | {getattr(Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
-    | {getattr(Tensor, name) for name in ("requires_grad_", "untyped_storage", "__hash__")}
-    | {torch.is_floating_point, torch.is_complex, torch.numel}
-)
+_KNOWN = WITHOUT_VALUES | {Tensor.requires_grad_, Tensor.untyped_storage, Tensor.__hash__}
 _ZEROING = frozenset({Tensor.zero_, torch.zero_, torch._foreach_zero_})
 _CASTING = frozenset(getattr(Tensor, name) for name in ("to", "float", "double", "half", "bfloat16", "cuda", "cpu"))
 #: What `Updates.single` replaces for the update of one parameter.

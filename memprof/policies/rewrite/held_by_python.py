@@ -105,15 +105,10 @@ def _is_replaced(step: Step, calls: Ints, is_freed: Bools) -> Bools:
     return has_freed[place]
 
 
-def carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
-    """Pairs storages that outlive the iteration with those of the previous iteration that this one freed.
-
-    Returns:
-        For each surviving storage, its older counterpart; for each of those, the reverse. Shape (storages,) each, NONE
-        without.
-    """
+def carried_over(step: Step, is_made: Bools) -> Ints:
+    """Returns, for each storage that outlives the iteration, the previous iteration's that this one freed, or NONE."""
     storages = step.storages
-    left, found = np.full(len(storages), NONE, dtype=np.int64), np.full(len(storages), NONE, dtype=np.int64)
+    left = np.full(len(storages), NONE, dtype=np.int64)
     outlives = np.flatnonzero(is_made & (storages.freed_op_id == NONE))
     waiting: dict[int, list[int]] = {}
     is_old = (storages.created_op_id == NONE) & (storages.freed_op_id != NONE) & (storages.category != "gradient")
@@ -123,8 +118,7 @@ def carried_over(step: Step, is_made: Bools) -> tuple[Ints, Ints]:
         alike = waiting.get(int(storages.requested_bytes[row]))
         if alike:
             left[row] = alike.pop()
-            found[left[row]] = row
-    return left, found
+    return left
 
 
 def first_values(step: Step) -> Ints:

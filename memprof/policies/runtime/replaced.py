@@ -16,6 +16,15 @@ from torch.utils.hooks import RemovableHandle
 Wrap = Callable[[Any], Any]
 #: Types that policies treat as plain memory. Subclasses may hold anything and are left alone.
 OWN_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_Tensor = torch.Tensor
+#: Functions, as ``__torch_function__`` is given them, that read no values of a tensor.
+WITHOUT_VALUES = frozenset(
+    {getattr(_Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu")}
+    | {getattr(_Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "is_sparse", "is_meta")}
+    | {getattr(_Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")}
+    | {getattr(_Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")}
+    | {torch.is_floating_point, torch.is_complex, torch.numel}
+)
 
 
 def replace(owner: Any, name: str, wrap: Wrap) -> Callable[[], None]:

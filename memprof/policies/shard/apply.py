@@ -25,8 +25,6 @@ from memprof.policies.shard.states import DividedUpdates, check_elementwise
 if TYPE_CHECKING:
     from memprof.policies.runtime.job import Job
     from memprof.policies.shard.policy import Shard
-if TYPE_CHECKING:
-    from memprof.policies.runtime.job import Job
 
 #: Wrappers and parameters of jobs that are already distributed.
 _DISTRIBUTED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DTensor")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from memprof.recorder.steps.loaders import frames_of
-from memprof.replay.rounding import most_cached_when_pinned, rounded_when_pinned
+from memprof.replay.rounding import pinned_limits, rounded_when_pinned
 
 #: In the stack of what a DataLoader pins: how many of its batches are pinned at once is a matter of time.
 _OF_LOADER = "torch/utils/data/"
@@ -35,7 +35,7 @@ class PinnedMemory:
         """
         self.total_bytes = 0
         self._settings = ",".join(f"{key}:{value}" for key, value in options.items())
-        self._most_cached = most_cached_when_pinned(self._settings)
+        _, self._most_cached = pinned_limits(self._settings)
         self._held: dict[int, tuple[Any, int, _Key]] = {}
         self._free: Counter[int] = Counter()
         self._blocks: Counter[_Key] = Counter()
