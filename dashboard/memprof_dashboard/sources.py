@@ -214,7 +214,7 @@ def _open(path: Path) -> tuple[Trace, bool]:
         return Trace.open(path), False
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
     from memprof.analysis.compared.allocation_sequence import is_recording_file
-    from memprof.trace.importers import import_file
+    from memprof.trace.importers.importing import import_file
     from memprof.trace.importers.sniff import SNAPSHOT
 
     if is_recording_file(path):

@@ -19,7 +19,7 @@ from memprof.planners.arrangement.arrangement import Arrangement, Cluster
 from memprof.planners.arrangement.balance import split_by_count
 from memprof.planners.arrangement.read_layers import read_layers
 from memprof.planners.arrangement.search import Question, arrange
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.step import Step
 from memprof.trace.store import Trace, write_trace
 from memprof.units import format_bytes

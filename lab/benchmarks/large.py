@@ -28,7 +28,7 @@ _MEGABYTES, _IMPORT_S = 100, 30
 _LOAD = "with open(sys.argv[1], 'rb') as file:\n    loaded = pickle.load(file)\n"
 _IMPORT = "imported = import_file(sys.argv[1])\n"
 _VIZ = "import pickle\nfrom torch.cuda import _memory_viz"
-_IMPORTER = "from memprof.trace.importers import import_file\nfrom memprof.trace.store import write_trace"
+_IMPORTER = "from memprof.trace.importers.importing import import_file\nfrom memprof.trace.store import write_trace"
 #: What each does, what it needs to import before, and how it does it.
 _READERS = {
     "pickle.load, which runs whatever the file holds": ("import pickle", _LOAD),

@@ -11,7 +11,7 @@ import pytest
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.cli.main import main
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import FORWARD, MIB, block, entry, freed, segment, snapshot, write
 

@@ -19,7 +19,7 @@ from memprof.errors import BadInputError
 from memprof.replay.allocator.events import ALLOCATE, Requests
 from memprof.replay.allocator.recorded_requests import requests_of_trace
 from memprof.replay.allocator.steps import StepRequests
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, Modules, Ops, Saved, Storages
 from memprof.trace.store import Trace

@@ -17,7 +17,7 @@ from memprof.analysis.snapshot_plans.updates import update_changes
 from memprof.cli.main import main
 from memprof.errors import InconclusiveError, PolicyError
 from memprof.replay.live import live_bytes
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.step import Step
 from memprof.trace.store import Trace, write_trace
 from memprof.units import format_bytes

@@ -18,7 +18,7 @@ from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.allocator.imported_parts import import_parts
 from memprof.cli.main import main
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.pickles import pickle_stream
 from memprof.trace.schema import AllocatorEvents, Memory, Stacks
 from memprof.trace.store import Trace

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace, write_trace
 from tests.fuzz.limits import bounded_memory, outcome

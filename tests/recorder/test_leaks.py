@@ -19,7 +19,7 @@ from memprof.analysis.leaks.leaks import LeakReport, find_leaks
 from memprof.cli.main import main
 from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.references import read_locals, running_frames
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import StepPeaks
 from memprof.trace.store import write_trace
 from tests.recorder.recorded import Ended, record, record_script

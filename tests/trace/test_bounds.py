@@ -24,7 +24,7 @@ from memprof.trace.files.archive import write_archive
 from memprof.trace.files.columns import CorruptTableError, decode_table
 from memprof.trace.files.parquet import unpacked_bytes
 from memprof.trace.files.reading import parse_json, parse_toml, read_bytes, read_text
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import Memory, Ops, Stacks, Table
 from memprof.trace.store import Trace
 

@@ -11,7 +11,7 @@ from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.report.report import build_report
 from memprof.replay.allocator.events import ALLOCATE
 from memprof.replay.allocator.recorded_requests import requests_of_trace
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import NONE, Ops
 from memprof.trace.store import Trace, write_trace
 from tests.analysis.plain_snapshot import exported

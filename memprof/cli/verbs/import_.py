@@ -20,7 +20,7 @@ from memprof.trace.files.place import Place, check_output
 
 if TYPE_CHECKING:
     from memprof.analysis.table import Column, FactTable
-    from memprof.trace.importers import Imported
+    from memprof.trace.importers.importing import Imported
     from memprof.trace.importers.snapshot import Progress
 
 #: Size in bytes above which a file is large, and the memory it needs per byte of its size (measured: 4 to 9).
@@ -108,7 +108,7 @@ def import_(
     from memprof.analysis.allocator.imported_blocks import imported_block_sizes
     from memprof.analysis.report.own_categories import read_categories
     from memprof.cli.page import show
-    from memprof.trace.importers import import_file
+    from memprof.trace.importers.importing import import_file
     from memprof.trace.store import write_trace
 
     rules = () if categories is None else read_categories(categories)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memprof.trace.assemble.describe import JobRecords
-from memprof.trace.assemble.light.process import assemble_light, is_light
-from memprof.trace.assemble.process import assemble_all
-from memprof.trace.files.spool import read_spool
-from memprof.trace.manifest import Manifest
-from memprof.trace.schema import Table
+if TYPE_CHECKING:
+    from memprof.trace.manifest import Manifest
+    from memprof.trace.schema import Table
 
 __all__ = ["assemble_devices"]
 
@@ -31,6 +28,12 @@ def assemble_devices(
     Raises:
         OSError: The recording cannot be read.
     """
+    # Imported here because reports read names of this package's modules without assembling anything.
+    from memprof.trace.assemble.describe import JobRecords
+    from memprof.trace.assemble.light.process import assemble_light, is_light
+    from memprof.trace.assemble.process import assemble_all
+    from memprof.trace.files.spool import read_spool
+
     job = JobRecords(folder, launch, exit_record)
     if is_light(folder):
         light = assemble_light(job)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memprof.trace.importers import Imported, import_file
+from memprof.trace.importers.importing import Imported, import_file
 from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.schema import AllocatorEvents, Memory, Segments, Steps, Storages
 from memprof.trace.store import Trace

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError, MemprofError
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.test_kineto import job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.kept_memory import count_states, data_sizes
 from memprof.trace.schema import Ops, Storages
 from memprof.trace.store import Trace, write_trace

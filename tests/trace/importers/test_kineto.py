@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Stacks, Steps, Storages
 from memprof.trace.store import Trace
 

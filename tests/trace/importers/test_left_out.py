@@ -16,7 +16,7 @@ import pytest
 from memprof.analysis.allocator.imported_blocks import imported_block_sizes
 from memprof.analysis.report.report import build_report
 from memprof.errors import BadInputError
-from memprof.trace.importers import Imported, import_file
+from memprof.trace.importers.importing import Imported, import_file
 from memprof.trace.schema import AllocatorEvents, Annotations, Memory, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
 from tests.analysis.plain_snapshot import exported

@@ -12,8 +12,8 @@ from memprof.analysis.report.report import build_report
 from memprof.analysis.report.table_rows import find_largest
 from memprof.cli.main import main
 from memprof.errors import UsageError
-from memprof.trace.importers import import_file
 from memprof.trace.importers.device import HOST
+from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.metadata import noted_phases
 from memprof.trace.importers.snapshot_events import KEYS
 from memprof.trace.schema import NONE, AllocatorEvents, Stacks, Storages

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from memprof.errors import BadInputError
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.pickles.safe_pickle import RefusedError, load_plain
 from tests.trace.importers.writing import small_job
 
@@ -236,7 +236,7 @@ def test_reading_imports_no_torch(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(small_job(), 4))
     program = (
-        "import sys\nfrom memprof.trace.importers import import_file\n"
+        "import sys\nfrom memprof.trace.importers.importing import import_file\n"
         f"import_file({str(file)!r})\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

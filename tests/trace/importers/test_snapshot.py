@@ -14,7 +14,7 @@ import pytest
 
 from memprof.analysis.report.report import build_report
 from memprof.errors import BadInputError, UsageError
-from memprof.trace.importers import import_file
+from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Segments, Stacks, Steps, Storages
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import (
