@@ -255,7 +255,7 @@ def _leak(
         since_step: Step in which the oldest was made; None if unknown.
         sources: Lines of the recording.
     """
-    ops, largest = trace.table(Ops), _largest(storages, rows)
+    ops, largest = trace.table(Ops), max(rows, key=lambda row: int(storages.allocated_bytes[row]))
     op = int(storages.created_op_id[largest])
     is_elsewhere = storages.name[largest] == ELSEWHERE  # the operator of then has not made it
     source = None if is_elsewhere else sources.of_stack(int(ops.stack_id[op]))
@@ -273,10 +273,6 @@ def _leak(
         every_steps=1,
         held_by=None,
     )
-
-
-def _largest(storages: Storages, rows: list[int]) -> int:
-    return max(rows, key=lambda row: int(storages.allocated_bytes[row]))
 
 
 def _title(modules: Modules, module: int) -> str:

@@ -13,12 +13,14 @@ from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categoriz
 from memprof.trace.assemble.memory.elsewhere import (
     NAME,
     Elsewhere,
+    Foreign,
     account,
     end_buffers_of_collectives,
     end_missed_frees,
+    find_foreign,
+    name_workspaces,
     reused_ends,
 )
-from memprof.trace.assemble.memory.foreign import Foreign, find_foreign, name_workspaces
 from memprof.trace.assemble.memory.holders import holder_records
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums, merge_lives, wrapped_twice
