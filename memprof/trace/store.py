@@ -161,10 +161,6 @@ class Trace:
     def columns(self, kind: type[Table], *names: str) -> dict[str, Any]:
         """Reads some columns of a table without caching them, for tables too large to hold in memory.
 
-        Args:
-            kind: The table.
-            names: Its columns.
-
         Returns:
             The columns by name: numbers as numpy arrays, texts as ``trace.files.columns.Coded``.
 

@@ -36,11 +36,7 @@ _LONGEST = 36
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """A comparison on one axis: its positions hold an allocation of each side, or of one side alone.
-
-    Attributes:
-        compared: The comparison.
-    """
+    """A comparison on one axis: its positions hold an allocation of each side, or of one side alone."""
 
     compared: AllocationComparison
 
@@ -100,12 +96,6 @@ def _live(sequence: AllocationSequence, rows: Ints) -> Ints:
 
 def allocations(aligned: Aligned, first: int, end: int, theme: Theme) -> go.Figure:
     """Draws a range of two aligned sequences.
-
-    Args:
-        aligned: The sequences.
-        first: First position.
-        end: End of the range (exclusive).
-        theme: The page's colours.
 
     Returns:
         The figure: live bytes of both sides as lines, at the peak of each pixel; below them how much more the dry run

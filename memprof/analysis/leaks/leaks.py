@@ -49,11 +49,7 @@ class LeakReport:
 
 
 def find_leaks(trace: Trace) -> LeakReport:
-    """Finds the tensors that make live memory grow.
-
-    Args:
-        trace: The recording of one rank.
-    """
+    """Finds the tensors that make live memory grow."""
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []

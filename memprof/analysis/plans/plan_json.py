@@ -100,13 +100,7 @@ def changes(kind: str, before: Side, after: Side) -> FactTable:
 
 
 def counters(peaks: Iterable[int], times_us: Iterable[float], phases: Iterable[str] = ()) -> FactTable:
-    """Returns the predicted and measured peak and step time.
-
-    Args:
-        peaks: Predicted and measured peak in bytes.
-        times_us: Predicted and measured step time.
-        phases: The phases of the peaks.
-    """
+    """Returns the predicted and measured peak and step time."""
     (peak, was), (time_us, was_us) = peaks, times_us
     rows = (
         ("peak allocated", format_bytes(peak), format_bytes(was), format_bytes_change(peak - was), peak, was),

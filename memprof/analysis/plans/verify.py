@@ -47,13 +47,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Compared:
-    """One number, predicted and measured.
-
-    Attributes:
-        name: The phase or category.
-        predicted_bytes: Predicted value.
-        measured_bytes: Measured value.
-    """
+    """One number, predicted and measured."""
 
     name: str
     predicted_bytes: int

@@ -178,12 +178,7 @@ def _or_none(number: int) -> int | None:
 
 
 def split_bytes(keys: Sequence[K | None], sizes: Sequence[int]) -> Breakdown[K]:
-    """Sums storages by key.
-
-    Args:
-        keys: The key of each storage.
-        sizes: Its bytes.
-    """
+    """Sums storages by key."""
     return _sum_parts(list(zip(keys, sizes, [1] * len(sizes), strict=True)))
 
 

@@ -65,13 +65,7 @@ def made_in(step: Step, phase: str) -> Bools:
 
 
 def resized(step: Step, rows: Bools | Ints, sizes: Ints | int) -> Step:
-    """Returns a step in which some storages have other sizes; recorded counters are dropped.
-
-    Args:
-        step: The step.
-        rows: The storages.
-        sizes: Bytes of each.
-    """
+    """Returns a step in which some storages have other sizes; recorded counters are dropped."""
     allocated, requested = step.storages.allocated_bytes.copy(), step.storages.requested_bytes.copy()
     allocated[rows] = requested[rows] = sizes
     storages = step.storages.replace(allocated_bytes=allocated, requested_bytes=requested)

@@ -83,10 +83,6 @@ def _made_while_held(step: Step, logits: Bools) -> Bools:
 def micro_batches(step: Step, parts: int) -> Step:
     """Divides the batch: activations are a part of their size, gradients are there from the first part on.
 
-    Args:
-        step: The step.
-        parts: Number of micro-batches.
-
     Raises:
         PolicyError: Nothing grows with the batch.
     """

@@ -146,13 +146,7 @@ def describe_start(spool: Spool, job: JobRecords) -> Manifest:
 
 
 def machine_of(spool: Spool, device: str, host: Machine) -> Machine:
-    """Returns a machine with the device that was recorded.
-
-    Args:
-        spool: The records of the process.
-        device: The device, such as ``cuda:0``.
-        host: The machine as a host.
-    """
+    """Returns a machine with the device that was recorded."""
     if device == CPU:
         return host
     known = {record["device"]: record for record in spool.records.get("device", [])}.get(device, {})

@@ -67,6 +67,11 @@ class FileRank:
         """Returns the row count of one of its tables."""
         return self.rows.get(_entry_name(self.folder, kind), 0)
 
+    @property
+    def number(self) -> int:
+        """The rank's number in the file; another file of the same trace may use it too."""
+        return int(self.folder.removeprefix("rank"))
+
     def read(self, kind: type[T]) -> T:
         """Reads one table; a table missing from the file has no rows.
 
