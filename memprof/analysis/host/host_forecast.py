@@ -78,7 +78,7 @@ class Loader:
 
 
 def loaders_of(trace: Trace, use: HostUse) -> tuple[Loader, ...]:
-    """Returns the DataLoaders with workers or pinned batches, in order; workers have what samples of a real run show."""
+    """Returns the DataLoaders with workers or pinned batches, in order; workers have what samples show."""
     needs, settings = trace.table(HostNeeds), trace.manifest.machine.allocator_settings
     sources = find_sources(trace.table(Stacks))
     found: dict[int, Loader] = {}
