@@ -216,7 +216,6 @@ def _bands(aligned: Aligned, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]
 
 
 def _heading(text: str, y: float) -> dict[str, Any]:
-    """Returns the heading of a part of the figure, at its lower left corner."""
     corner = {"x": 0, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 11}, **corner}
 

@@ -254,7 +254,6 @@ def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
 
 
 def _measured(gate: Gate, side: Sequence[Summary], found: Diff) -> float:
-    """Returns the median over the recordings of one side."""
     phase = found.focus.name
     values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]
     known = [value for value in values if not math.isnan(value)]

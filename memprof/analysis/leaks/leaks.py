@@ -224,7 +224,6 @@ def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int,
 
 
 def _by(places: Ints, rows: list[int]) -> list[list[int]]:
-    """Returns rows by their places, in their order."""
     groups: dict[int, list[int]] = {}
     for row in sorted(rows, key=lambda row: int(places[row])):
         groups.setdefault(int(places[row]), []).append(row)

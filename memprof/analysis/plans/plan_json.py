@@ -173,12 +173,10 @@ def forecast_to_json(made: Forecast) -> Json:
 
 
 def _interval(plan: Plan) -> list[int] | None:
-    """Returns the bounds of a plan's peak; None where unknown."""
     return None if plan.interval is None else plan.interval.bounds
 
 
 def _time_interval(plan: Plan) -> list[float] | None:
-    """Returns the bounds of a plan's step time; None where unknown."""
     return None if plan.time_interval is None else plan.time_interval.bounds
 
 

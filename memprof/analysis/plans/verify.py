@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.plans.another_size import basis_at
-from memprof.analysis.plans.matching_step import find_alike
+from memprof.analysis.plans.frames import find_alike
 from memprof.analysis.plans.predict import Side, forecast, side_of
 from memprof.errors import InconclusiveError, UsageError
 from memprof.json_values import LEFT_OUT

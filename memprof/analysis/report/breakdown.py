@@ -207,7 +207,6 @@ def _split(holding: Holding, keys: Sequence[K | None], workspace_key: K | None) 
 
 
 def _sum_parts(pieces: Sequence[tuple[K | None, int, int]]) -> Breakdown[K]:
-    """Sums pieces of (key, bytes, storages) by key."""
     totals: dict[K | None, int] = {}
     counts: dict[K | None, int] = {}
     for key, size, storages in pieces:

@@ -148,7 +148,6 @@ def _operator_names(step: Step) -> Texts:
 
 
 def _matches(names: Texts, pattern: re.Pattern[str]) -> Bools:
-    """Returns which names a pattern matches as a whole."""
     known = {name: pattern.match(name) is not None for name in set(names.tolist())}
     return np.array([known[name] for name in names.tolist()], dtype=np.bool_)
 

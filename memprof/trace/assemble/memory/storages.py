@@ -261,21 +261,15 @@ def _attributes(facts: Facts, touches: Touches, storage: Ints, created: Ints, op
 def _qualified(names: Texts, category: Texts, module: Ints, modules: Modules) -> Texts:
     """Qualifies names: a buffer's by its module, and those of a second model by its root."""
     owners = np.append(modules.name, "")[module]
-    roots = _root_names(modules)
+    roots: list[str] = []
+    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
+        roots.append(name if parent == NONE else roots[parent])
     result = names.copy()
     for i in np.flatnonzero((names != "") & (module != NONE)):
         prefix = owners[i] if category[i] == "buffer" else roots[module[i]]
         if prefix:
             result[i] = f"{prefix}.{names[i]}"
     return result
-
-
-def _root_names(modules: Modules) -> list[str]:
-    """Returns the name of each module's root; parents come before their children."""
-    roots: list[str] = []
-    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
-        roots.append(name if parent == NONE else roots[parent])
-    return roots
 
 
 def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
