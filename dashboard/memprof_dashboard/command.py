@@ -94,9 +94,6 @@ def _end_with_parent() -> None:
 def _attached(pid: int | None) -> Iterator[list[Path]]:
     """Has a process of its own record a running job until the dashboard ends; the recording is not kept.
 
-    Args:
-        pid: The job's process; None for none.
-
     Raises:
         UsageError: It could not be attached to.
     """

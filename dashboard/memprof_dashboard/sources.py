@@ -212,7 +212,7 @@ def _open(path: Path) -> tuple[Trace, bool]:
     """Returns a file's trace, imported where it is not a recording, and whether it is a memory snapshot."""
     if path.suffix == ".memprof" or not path.is_file():
         return Trace.open(path), False
-    from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.analysis.allocator.imported_parts import imported_block_sizes
     from memprof.analysis.compared.allocation_sequence import is_recording_file
     from memprof.trace.importers.importing import import_file
     from memprof.trace.importers.sniff import SNAPSHOT

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.benchmarks.recording import JOBS, ONE_THREAD, Job, peak_bytes, run, sample
 from lab.benchmarks.section import Bar, Section, signed_percent
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+from memprof.analysis.allocator.imported_parts import imported_block_sizes
 from memprof.analysis.snapshot_plans.change import Change, SnapshotPlan
 from memprof.analysis.snapshot_plans.layers import checkpoint_change, find_layers
 from memprof.analysis.snapshot_plans.sizes import size_changes

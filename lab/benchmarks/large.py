@@ -8,13 +8,11 @@ import pickle
 import shutil
 import struct
 import subprocess
-import sys
-import textwrap
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.benchmarks.recording import ROOT, environment, measure_program, run_for_json, sample
+from lab.benchmarks.recording import ROOT, environment, measure_program, sample
 from lab.benchmarks.section import Bar, Section, bytes_in
 from memprof.launch.parent.job_process import recording_environment
 from memprof.launch.parent.settings import Settings
@@ -161,30 +159,16 @@ assert len(done.ranks) == int(sys.argv[3]), done
 """
 _OPEN_RANKS = "from memprof.trace.store import Trace\ntrace = Trace.open(sys.argv[1])\n"
 _RANKS = "from memprof.analysis.ranks.rank_report import"
-_EVERY = """
-from memprof.analysis.ranks.distributed_reading import map_ranks, peak_curve
-import functools
-found = map_ranks(sys.argv[1], functools.partial(peak_curve, stretches=256){more})
-"""
 #: What is read of a job's recordings, and how, with memprof's imports in the time.
 _RANK_READERS = {
     "open": _OPEN_RANKS,
     "open and worst rank": f"{_OPEN_RANKS}{_RANKS} compare_ranks\nfound = compare_ranks(trace).worst\n",
     "open and heatmap": f"{_OPEN_RANKS}{_RANKS} read_curves\nassert len(read_curves(trace).ranks)\n",
-    "every operator of every rank, no Dask workers": _EVERY.format(more=", scheduler='synchronous'"),
+    "every operator of every rank": (
+        f"from memprof.replay.live import live_bytes\n{_OPEN_RANKS}"
+        "found = [live_bytes(trace.fresh(rank).fullest_step()).during.max() for rank in trace.ranks]\n"
+    ),
 }
-_CLUSTER = f"""
-import json, sys, time
-if __name__ == "__main__":
-    from dask.distributed import Client, LocalCluster
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        start = time.perf_counter()
-{textwrap.indent(_EVERY.format(more=""), " " * 8)}
-        took = time.perf_counter() - start
-        held = client.run(lambda: next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
-        largest = max(int(line.split()[1]) for line in held.values()) * 1024
-    print(json.dumps([took, largest]))
-"""
 
 
 def ranks(folder: Path, *, quick: bool) -> Section:
@@ -200,8 +184,6 @@ def ranks(folder: Path, *, quick: bool) -> Section:
             write_trace(job / f"run.node{node}.memprof", _node(node, count))
         for name, program in _RANK_READERS.items():
             figures[f"{name}, {count:,} ranks"] = measure_program(program, folder, job)
-        clustered = run_for_json([sys.executable, "-c", _CLUSTER, str(job)], folder)
-        figures[f"every operator of every rank, Dask on two workers, {count:,} ranks"] = clustered
         shutil.rmtree(job)
     seconds, memory = figures[f"open and worst rank, {count:,} ranks"]
     rows = [
@@ -211,8 +193,8 @@ def ranks(folder: Path, *, quick: bool) -> Section:
     return Section(
         "Many ranks",
         f"Packing: sample_traces/gpt once per rank. The others: synthetic, {_OPERATORS:,} operators a rank, a file for "
-        f"each {_PER_NODE} ranks, a fresh process with its imports; memory is the highest resident size, with Dask "
-        "that of the larger worker.",
+        f"each {_PER_NODE} ranks, a fresh process with its imports; memory is the highest resident "
+        "size.",
         ("what", "time", "memory"),
         rows,
         Bar(

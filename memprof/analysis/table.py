@@ -228,13 +228,7 @@ class FactTable:
 
 
 def sized_parts(heading: str, parts: Mapping[str, int], whole: int) -> FactTable:
-    """Returns a table of bytes by name, with their shares of a whole.
-
-    Args:
-        heading: What the names are.
-        parts: The bytes.
-        whole: The whole.
-    """
+    """Returns a table of bytes by name, with their shares of a whole."""
     columns = (
         shown(heading, TEXT, lambda part: part[0], key="part"),
         shown("bytes", BYTES, lambda part: part[1]),

@@ -21,7 +21,7 @@ TIMELINE = "memprof/timeline"
 
 
 class _Still(Protocol):
-    """A picture: ``memprof_dashboard.figures.still.Still``."""
+    """A picture: ``memprof_dashboard.cell_output.Still``."""
 
     def to_svg(self) -> str: ...
     def to_png(self) -> bytes: ...
@@ -59,7 +59,7 @@ def log(trace: str | os.PathLike[str] | Trace, to: Any, *, step: int | None = No
     opened = trace if isinstance(trace, Trace) else Trace.open(Path(trace))
     figures = summary(opened)
     # The dashboard draws the picture, with a module that needs neither dash nor plotly.
-    still: _Still = importlib.import_module("memprof_dashboard.figures.still").still_timeline(
+    still: _Still = importlib.import_module("memprof_dashboard.cell_output").still_timeline(
         History(opened), f"{opened.path.name}: live bytes"
     )
     _TRACKERS[kind](to, figures, still, step)

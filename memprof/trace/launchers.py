@@ -19,11 +19,7 @@ _NAMES = (
 
 
 def rank_in(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Returns the rank and the number of processes given by an environment; 0 of 1 where it has none.
-
-    Args:
-        environment: The environment of a process.
-    """
+    """Returns the rank and the number of processes given by an environment; 0 of 1 where it has none."""
     for rank_name, size_name in _NAMES:
         rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):

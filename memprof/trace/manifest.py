@@ -295,7 +295,6 @@ def _names(kind: Any) -> list[str]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Returns whether no number in a JSON value is infinite or NaN."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     if isinstance(value, list):

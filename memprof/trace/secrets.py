@@ -70,7 +70,6 @@ def _is_program(words: Sequence[str], place: int) -> bool:
 
 
 def _masked_value(owner: str, word: str) -> str:
-    """Masks a word that is the value of an option."""
     if names_a_digest(owner):
         return word
     return MASK if is_secret_name(owner) and not _HARMLESS.fullmatch(word) else _masked_word(word)

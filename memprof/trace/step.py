@@ -234,13 +234,7 @@ def _before(sums: Ints) -> Ints:
 
 
 def largest_written(ops: Ops, storages: Storages, uses: Uses) -> Ints:
-    """Returns the row of the largest storage that each operator makes or changes, NONE for none, shape ``(ops,)``.
-
-    Args:
-        ops: The operators, whose ids are rows.
-        storages: The storages, whose ids are rows.
-        uses: What the operators use.
-    """
+    """Returns the row of the largest storage that each operator makes or changes, NONE for none, shape ``(ops,)``."""
     written = np.flatnonzero(uses.role != "read")
     order = written[np.argsort(storages.requested_bytes[uses.storage_id[written]], kind="stable")]
     largest: Ints = np.full(len(ops), NONE, dtype=np.int64)

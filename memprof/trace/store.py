@@ -14,7 +14,7 @@ import numpy as np
 from memprof.errors import BadInputError, InvariantError, UsageError
 from memprof.trace.cut import StepCuts, cuttable_steps
 from memprof.trace.files.archive import unreadable
-from memprof.trace.files.container import FileRank, MemoryRank, write_trace
+from memprof.trace.files.container import MemoryRank, write_trace
 from memprof.trace.files.reading import located, refuse_special
 from memprof.trace.files.recording_files import read_files
 from memprof.trace.fullest import comparable_steps, find_fullest_step, find_steady_step, peak_bytes_by_step
@@ -132,13 +132,6 @@ class Trace:
         """
         return self if rank == self.rank else Trace(self.path, self._processes, rank, self._summarise)
 
-    def origin(self, rank: int) -> tuple[Path, int]:
-        """Returns the file that holds a rank, and the rank's number there; for a spool folder, the folder."""
-        process = self._processes[rank]
-        if isinstance(process, FileRank):
-            return process.path, process.number
-        return self.path, rank
-
     def fresh(self, rank: int) -> Trace:
         """Returns the trace of a rank with none of its tables read yet, to be discarded as a whole."""
         return Trace(self.path, self._processes, rank, self._summarise)
@@ -167,10 +160,6 @@ class Trace:
 
     def columns(self, kind: type[Table], *names: str) -> dict[str, Any]:
         """Reads some columns of a table without caching them, for tables too large to hold in memory.
-
-        Args:
-            kind: The table.
-            names: Its columns.
 
         Returns:
             The columns by name: numbers as numpy arrays, texts as ``trace.files.columns.Coded``.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memprof.analysis.diff import summary_model as summaries
 from memprof.analysis.diff.comparison import Change, Diff, compare, fold_layers, open_side
-from memprof.analysis.diff.diff_words import moved, rank_words
+from memprof.analysis.diff.diff_tables import moved, rank_words
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import parse_gate
 from memprof.analysis.diff.moved_lines import with_moved_lines

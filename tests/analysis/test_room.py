@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+from memprof.analysis.allocator.imported_parts import imported_block_sizes
 from memprof.analysis.out_of_memory.post_mortem import PostMortem, examine
 from memprof.cli.main import main
 from memprof.trace.importers.importing import import_file

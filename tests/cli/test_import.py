@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from memprof.analysis.allocator import imported_parts
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
-from memprof.analysis.allocator.imported_parts import import_parts
+from memprof.analysis.allocator.imported_parts import import_parts, imported_block_sizes
 from memprof.cli.main import main
 from memprof.errors import BadInputError, UsageError
 from memprof.trace.importers.importing import import_file

@@ -14,7 +14,7 @@ from hypothesis import given
 from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.diff.comparison import Change, compare
-from memprof.analysis.diff.diff_words import headline
+from memprof.analysis.diff.diff_tables import headline
 from memprof.analysis.diff.summary import summarise_step
 from memprof.analysis.plans.predict import forecast, predicted_trace
 from memprof.errors import InconclusiveError

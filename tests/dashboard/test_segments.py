@@ -16,9 +16,8 @@ from plotly.utils import PlotlyJSONEncoder
 from memprof.trace.manifest import Machine, Manifest
 from memprof.trace.schema import NONE, AllocatorEvents, Segments
 from memprof.trace.store import Trace
-from memprof_dashboard.figures.address_map import address_map
 from memprof_dashboard.figures.bars import segments
-from memprof_dashboard.pages.segments import _page, verdict
+from memprof_dashboard.pages.segments import _page, address_map, verdict
 from memprof_dashboard.palette import THEMES
 from memprof_dashboard.sources import Rank
 from memprof_dashboard.views.fragments import AllocatorHistory, Fragments

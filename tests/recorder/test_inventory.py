@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from memprof.analysis.report.notes import find_unread
 from memprof.analysis.report.report import build_report
-from memprof.analysis.report.unread import find_unread
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.memory.inventory import Inventory, tensors_in
 from memprof.recorder.memory.tensor_memory import outside_span, owned_span, storage_span

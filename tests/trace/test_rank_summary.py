@@ -128,7 +128,6 @@ def test_ranks_that_are_numbered_anew_are_in_the_summary_too(tmp_path: Path) -> 
     trace = Trace.open(tmp_path)
     ranks = trace.summary(Ranks)
     assert (trace.ranks, ranks.rank.tolist(), ranks.peak_bytes.tolist()) == ((0, 1), [0, 1], [17, 33])
-    assert trace.origin(1) == (tmp_path / "b.memprof", 0)
 
 
 def test_a_rank_without_operators_is_there_without_figures(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+from memprof.analysis.allocator.imported_parts import imported_block_sizes
 from memprof.analysis.report.report import build_report
 from memprof.replay.allocator.events import ALLOCATE
 from memprof.replay.allocator.recorded_requests import requests_of_trace

@@ -213,7 +213,6 @@ def _ranks(report: Report) -> list[Html]:
 
 
 def _phases(rank: Rank) -> Html:
-    """Returns the legend of the phase band below the timeline."""
     shown = list(phase_colours(rank.history.phases).items())
     if rank.history.runs_again.any():
         shown.append((RECOMPUTED, RECOMPUTED_COLOUR))

@@ -36,11 +36,7 @@ _LONGEST = 36
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """A comparison on one axis: its positions hold an allocation of each side, or of one side alone.
-
-    Attributes:
-        compared: The comparison.
-    """
+    """A comparison on one axis: its positions hold an allocation of each side, or of one side alone."""
 
     compared: AllocationComparison
 
@@ -100,12 +96,6 @@ def _live(sequence: AllocationSequence, rows: Ints) -> Ints:
 
 def allocations(aligned: Aligned, first: int, end: int, theme: Theme) -> go.Figure:
     """Draws a range of two aligned sequences.
-
-    Args:
-        aligned: The sequences.
-        first: First position.
-        end: End of the range (exclusive).
-        theme: The page's colours.
 
     Returns:
         The figure: live bytes of both sides as lines, at the peak of each pixel; below them how much more the dry run
@@ -226,7 +216,6 @@ def _bands(aligned: Aligned, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]
 
 
 def _heading(text: str, y: float) -> dict[str, Any]:
-    """Returns the heading of a part of the figure, at its lower left corner."""
     corner = {"x": 0, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 11}, **corner}
 

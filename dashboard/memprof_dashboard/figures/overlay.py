@@ -155,7 +155,6 @@ def _strip(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> go.Hea
 
 
 def _names(curve: Curve, x: Floats, row: int, colours: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns the names of the phases whose band is wide enough for them."""
     edges = curve.edges()
     return [
         note(

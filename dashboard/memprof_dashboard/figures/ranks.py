@@ -197,7 +197,6 @@ def mesh_figure(mesh: Mesh, ranks: tuple[RankPeak, ...], found: Floats, worst: i
 
 
 def _labels(heights: Floats, unit: str, columns: list[str], rows: list[str], theme: Theme) -> go.Scatter:
-    """Returns the rank and the peak of each cell, in the ink that is read on the cell's colour."""
     flat = heights.ravel()
     is_known = np.isfinite(flat)
     low, high = float(flat[is_known].min()), float(flat[is_known].max())

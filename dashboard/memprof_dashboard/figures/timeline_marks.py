@@ -140,7 +140,6 @@ def cursor_line(x: float | None, theme: Theme) -> dict[str, object]:
 
 
 def _phase_names(history: History, drawn: Drawn, edges: Places) -> list[dict[str, object]]:
-    """Returns the names of the phases, written on the band where they have room."""
     codes, columns = drawn.phase_runs(history)
     colours = phase_colours(history.phases)
     width = edges[-1] - edges[0]

@@ -8,8 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from memprof.analysis.diff.comparison import Change, Diff, Pair
-from memprof.analysis.diff.diff_tables import all_parts, moments, part_name
-from memprof.analysis.diff.diff_words import TITLES, headline
+from memprof.analysis.diff.diff_tables import TITLES, all_parts, headline, moments, part_name
 from memprof.analysis.diff.explain import explain
 from memprof.analysis.diff.summary import PEAK
 from memprof.replay.live import live_bytes

@@ -108,12 +108,7 @@ def bytes_by_node(history: History, tree: ModuleTree, at: int) -> dict[str, Ints
 
 
 def boxes_by_module(split: dict[str, Ints], tree: ModuleTree) -> list[Box]:
-    """Returns the boxes of the modules, and one of what belongs to none.
-
-    Args:
-        split: Bytes by category and node.
-        tree: The modules.
-    """
+    """Returns the boxes of the modules, and one of what belongs to none."""
     boxes = [Box(NONE, "live bytes", _total(split), _main(split))]
     _add(boxes, 0, split, tree, MOST_BOXES)
     return boxes

@@ -39,7 +39,11 @@ def boxes_by_code(rank: Rank, at: int, *, by_stack: bool, is_inverted: bool = Fa
     root = _Node()
     for path, category, size in bytes_by_path(rank, at, by_stack=by_stack):
         _put(root, path[::-1] if is_inverted else path, category, size)
-    return _boxes(root)
+    boxes = []
+    for parent, label, node in largest_nodes(root, "live bytes"):
+        main = max(node.split, key=lambda name: node.split[name], default="unknown")
+        boxes.append(Box(parent, label, node.size, main, find=label if parent != NONE else "", split=node.split))
+    return boxes
 
 
 def bytes_by_path(rank: Rank, at: int, *, by_stack: bool) -> list[tuple[tuple[str, ...], str, int]]:
@@ -85,11 +89,3 @@ def _put(root: _Node, path: tuple[str, ...], category: str, size: int) -> None:
     for part in path:
         node = node.inside.setdefault(part, _Node())
         node.split[category] = node.split.get(category, 0) + size
-
-
-def _boxes(root: _Node) -> list[Box]:
-    boxes = []
-    for parent, label, node in largest_nodes(root, "live bytes"):
-        main = max(node.split, key=lambda name: node.split[name], default="unknown")
-        boxes.append(Box(parent, label, node.size, main, find=label if parent != NONE else "", split=node.split))
-    return boxes

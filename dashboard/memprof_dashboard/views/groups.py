@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.analysis.report.layer_ranges import in_ranges
-from memprof.analysis.report.module_tree import ModuleTree
+from memprof.analysis.report.module_tree import ModuleTree, in_ranges
 from memprof.analysis.report.sources import SourceLine
 from memprof.trace.schema import NONE, Bools, Ints
 from memprof_dashboard.sources import Rank

@@ -177,7 +177,6 @@ def find_idle(stretch: Stretch, most: int = MOST_IDLE) -> IdleStorages:
 
 
 def _largest(weight: Floats, most: int) -> Ints:
-    """Returns the places of the largest, the largest first."""
     places = np.arange(len(weight)) if len(weight) <= most else np.argpartition(-weight, most - 1)[:most]
     ordered: Ints = places[np.lexsort((places, -weight[places]))]
     return ordered

@@ -92,7 +92,6 @@ class Offer:
 
 @lru_cache(maxsize=8)
 def _basis(rank: Rank) -> Basis:
-    """Returns the steps that drafts are predicted on."""
     if int((rank.steps.first_op_id != NONE).sum()) <= _MOST_STEPS:
         return basis_for(rank)
     number = rank.fullest_number()

@@ -7,8 +7,8 @@ from typing import Any
 from dash import html
 
 from memprof.analysis.plans.compare_planners import MARKS, Point, overheads, planners
+from memprof.analysis.plans.plan_json import describe_error
 from memprof.analysis.plans.plan_rows import PlanRow, plan_tables, rows_of_search, shortest_refused
-from memprof.analysis.plans.predicted_tables import describe_error
 from memprof.analysis.plans.suggest import Suggestion, describe_peak, place_of
 from memprof.analysis.plans.suggest_words import (
     caveats,

@@ -255,7 +255,6 @@ def _advice(current: Outcome, best: Outcome | None, at_growth: Fragmentation, ac
 
 
 def _pin(issued: StepRequests, step: Step, sources: Sources, allocation: int) -> Pin:
-    """Describes what an allocation is for."""
     if allocation == NONE:
         return Pin(0, "", "", "", "")
     storage, made_by = int(issued.storage_id[allocation]), int(issued.made_by[allocation])

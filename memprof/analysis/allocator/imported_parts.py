@@ -1,4 +1,4 @@
-"""Imports a snapshot in parts, one at a time: a file of gigabytes is never in memory as a whole."""
+"""Imports a snapshot in parts, so that gigabytes are never in memory at once, and sizes the blocks of any snapshot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from memprof.analysis.allocator.imported_blocks import blocks_at_end, imported_block_sizes
+import numpy as np
+
 from memprof.errors import BadInputError, OutputError, UsageError
+from memprof.policies.allocator.policy import parse_options
 from memprof.replay.allocator.blocks import ALLOCATED, FREE, PENDING
-from memprof.replay.allocator.window import BlockMap, rewound
+from memprof.replay.allocator.recorded_requests import block_sizes
+from memprof.replay.allocator.rules import Settings, settings_from_options
+from memprof.replay.allocator.window import BlockMap, Range, rewound
 from memprof.trace.files.place import cannot_write
-from memprof.trace.importers.columns import ALLOC, block_frames, placed_blocks
+from memprof.trace.importers.columns import ALLOC, Blocks, Entries, block_frames, placed_blocks
 from memprof.trace.importers.device import HOST, HOST_NAME, DeviceHistory
 from memprof.trace.importers.importing import Imported, import_snapshot
 from memprof.trace.importers.pickles.pickle_stream import PickleStream
 from memprof.trace.importers.pickles.safe_pickle import RefusedError, load_plain
 from memprof.trace.importers.snapshot import from_plain
+from memprof.trace.schema import ACTIONS, AllocatorEvents, Ints, Segments
 
 #: The allocator's states of blocks, as torch writes them.
 _STATES = {FREE: "inactive", ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
@@ -193,3 +198,51 @@ def _segments(history: DeviceHistory, settings: str, stacks: dict[int, Any]) -> 
             }
         )
     return found
+
+
+def imported_block_sizes(entries: Entries, blocks: Blocks, segments: Segments, options: str) -> Ints:
+    """Returns the block size of each entry that allocates or frees, 0 where unknown, shape ``(entries,)``.
+
+    Args:
+        entries: The history of one device.
+        blocks: Its blocks in use at the end.
+        segments: Its segments at the end.
+        options: The allocator's options; ignored where torch would not accept them.
+    """
+    return block_sizes(*blocks_at_end(entries, blocks, segments, options))
+
+
+def blocks_at_end(
+    entries: Entries, blocks: Blocks, segments: Segments, options: str
+) -> tuple[AllocatorEvents, BlockMap, Settings]:
+    """Returns the events of a device, its blocks after the last, and the settings; arguments as above."""
+    try:
+        settings = settings_from_options(parse_options(options))
+    except ValueError:
+        settings = Settings()
+    order = np.argsort(blocks.address, kind="stable")
+    ranges = [
+        Range(address, size, stream, 0, kind == "small", grows)
+        for address, size, stream, kind, grows in zip(
+            segments.address.tolist(),
+            segments.total_size_bytes.tolist(),
+            segments.stream.tolist(),
+            segments.segment_type.tolist(),
+            segments.is_expandable.tolist(),
+            strict=True,
+        )
+    ]
+    end = BlockMap(
+        ranges,
+        blocks.address[order],
+        blocks.size[order],
+        blocks.requested[order],
+        np.where(blocks.is_pending[order], PENDING, ALLOCATED),
+    )
+    events = AllocatorEvents.of(
+        action=np.array(ACTIONS, dtype=object)[entries.action],
+        address=entries.address,
+        size_bytes=entries.size,
+        stream=entries.stream,
+    )
+    return events, end, settings

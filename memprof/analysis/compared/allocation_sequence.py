@@ -177,7 +177,6 @@ def sequence_of_recording(trace: Trace) -> AllocationSequence:
 
 
 def _rounded(size: Ints) -> Ints:
-    """Rounds bytes up to what a block has."""
     return np.maximum(-(-size // ROUNDING_BYTES), 1) * ROUNDING_BYTES
 
 

@@ -264,11 +264,6 @@ def find_gaps(real: Ints, dry: Ints) -> list[Gap]:
 def common_positions(gaps: Sequence[Gap], real: int, dry: int) -> tuple[Ints, Ints, int]:
     """Places two aligned sequences on one axis: equal pairs share a position, a gap takes those of its longer side.
 
-    Args:
-        gaps: Where they differ, in order.
-        real: Number of allocations of the one.
-        dry: Number of allocations of the other.
-
     Returns:
         The position of each allocation of the one, shape ``(real,)``, and of the other, shape ``(dry,)``, both rising;
         and the number of positions.

@@ -93,10 +93,6 @@ NO_BUDGET: dict[str, Any] = {"budget_bytes": None, "measured_bytes": None, "fits
 def judge_budget(trace: Trace, budget_bytes: int) -> BudgetVerdict:
     """Compares a run with a budget.
 
-    Args:
-        trace: The recording; all its ranks count.
-        budget_bytes: Budget of allocated bytes.
-
     Raises:
         BadInputError: The trace is damaged.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 from memprof.analysis.diff.gates import Gate, Verdict, measure, require_phases
 from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import KINDS, OTHERS, PEAK, Spot, Summary, read_summary, summarise
-from memprof.analysis.report.layer_ranges import fold_alike
+from memprof.analysis.report.module_tree import fold_alike
 from memprof.errors import InconclusiveError
 from memprof.phases import in_order
 from memprof.trace.files.reading import located, read_text
@@ -254,7 +254,6 @@ def differences(base: Summary, head: Summary) -> tuple[Difference, ...]:
 
 
 def _measured(gate: Gate, side: Sequence[Summary], found: Diff) -> float:
-    """Returns the median over the recordings of one side."""
     phase = found.focus.name
     values = [measure(gate, summary, summary.spots.get(phase)) for summary in side]
     known = [value for value in values if not math.isnan(value)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memprof.analysis.diff.traits import Traits
-from memprof.analysis.report.layer_ranges import fold_alike, has_range, names_in
+from memprof.analysis.report.module_tree import fold_alike, has_range, names_in
 from memprof.analysis.report.splits import KINDS
 from memprof.errors import BadInputError
 from memprof.trace.files.reading import parse_json

@@ -195,7 +195,6 @@ def _outside(step: Step) -> dict[str, tuple[int, int]]:
 
 
 def _counted(keys: Sequence[str], sizes: Ints) -> dict[str, tuple[int, int]]:
-    """Returns the number of tensors by key, and their bytes."""
     counts: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for key, size in zip(keys, sizes.tolist(), strict=True):

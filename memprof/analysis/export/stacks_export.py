@@ -169,7 +169,6 @@ def _by_module(holding: Holding) -> Profile:
 
 
 def _module_paths(modules: Modules) -> dict[int, tuple[Frame, ...]]:
-    """Returns each module's path from the root."""
     paths: dict[int, tuple[Frame, ...]] = {NONE: (_NO_MODULE,)}
     parents = dict(zip(modules.module_id.tolist(), modules.parent_id.tolist(), strict=True))
     for module in parents:

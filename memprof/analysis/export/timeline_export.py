@@ -135,7 +135,6 @@ def _counters(trace: Trace, process: int, history: History, times: Times) -> Ite
 
 
 def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[list[str]]:
-    """Writes a counter wherever it changes."""
     kept = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return counter(process, name, time_ns[kept], values[kept])
 
@@ -162,7 +161,6 @@ def _steps(trace: Trace, process: int, times: Times) -> list[str]:
 
 
 def _phases(process: int, history: History, times: Times) -> list[str]:
-    """Writes each run of consecutive operators in one phase."""
     if not history.ops:
         return []
     changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])

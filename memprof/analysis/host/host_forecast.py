@@ -14,9 +14,9 @@ from memprof.machines.host_limits import SHARED
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.fullest import has_whole_step
 from memprof.trace.schema import HostMemory, HostNeeds, Stacks
 from memprof.trace.store import Trace
-from memprof.trace.whole_steps import has_whole_step
 from memprof.units import format_bytes, format_bytes_between, format_count
 
 #: A worker by fork copies up to these bytes of what only a dry run imported: 8 MiB were measured.
@@ -78,12 +78,7 @@ class Loader:
 
 
 def loaders_of(trace: Trace, use: HostUse) -> tuple[Loader, ...]:
-    """Returns the DataLoaders with workers or pinned batches, in order; a worker has what samples of a real run show.
-
-    Args:
-        trace: The recording.
-        use: Its host memory.
-    """
+    """Returns the DataLoaders with workers or pinned batches, in order; workers have what samples show."""
     needs, settings = trace.table(HostNeeds), trace.manifest.machine.allocator_settings
     sources = find_sources(trace.table(Stacks))
     found: dict[int, Loader] = {}
@@ -246,12 +241,7 @@ def _describe_short(what: str, bounds: tuple[int, int], free: int, limit: HostLi
 
 
 def describe_fewer_workers(loaders: Sequence[Loader], short_bytes: int) -> str:
-    """Returns which DataLoader needs fewer workers, and how many free the bytes that are short; "" where none can.
-
-    Args:
-        loaders: The job's.
-        short_bytes: Bytes over a limit.
-    """
+    """Returns which DataLoader needs fewer workers, and how many free the bytes that are short; "" where none can."""
     largest = max(loaders, key=lambda one: one.workers * one.worker_bytes, default=None)
     if largest is None or not largest.workers or not largest.worker_bytes:
         return ""

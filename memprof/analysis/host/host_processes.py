@@ -82,11 +82,7 @@ class HostGrowth:
 
 
 def summarise_processes(samples: HostMemory) -> tuple[HostProcess, ...]:
-    """Returns each process's maxima over the whole job: the trainer first, then the workers, largest first.
-
-    Args:
-        samples: Samples of every process.
-    """
+    """Returns each process's maxima over the whole job: the trainer first, then the workers, largest first."""
     processes = []
     for pid in np.unique(samples.pid).tolist():
         own = samples.take(samples.pid == pid)

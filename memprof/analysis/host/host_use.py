@@ -45,12 +45,7 @@ _CLOSE = 0.9
 
 @dataclass(frozen=True)
 class HostPart:
-    """What one kind of memory took when all processes together had most.
-
-    Attributes:
-        name: What it is.
-        bytes: Bytes of it.
-    """
+    """What one kind of memory took when all processes together had most."""
 
     name: str
     bytes: int

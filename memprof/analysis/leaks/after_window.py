@@ -50,12 +50,7 @@ def still_growing(trace: Trace, found: list[Leak], last: int) -> list[Leak]:
 
 
 def grown_later(trace: Trace, last: int) -> list[Leak]:
-    """Returns what became more after the recorded steps, those of most bytes first, by statements on the tensors.
-
-    Args:
-        trace: The recording.
-        last: The last of these steps.
-    """
+    """Returns what became more after the recorded steps, those of most bytes first, by statements on the tensors."""
     holders = trace.table(Holders)
     is_later = (holders.storage_id == NONE) & (holders.tensors > 0) & (holders.step > last + 1)
     sums = holders.take(is_later & (holders.dtype == ""))
@@ -77,11 +72,6 @@ def _fills_rise(leak: Leak, step: int, sums: Holders) -> bool:
     """Whether tensors of a kind stated once alone, at a run's last statement, are what all tensors became more by.
 
     What is kept once an epoch is stated so rarely. Each of several has to be in the rise of all, in number and bytes.
-
-    Args:
-        leak: The kind.
-        step: Step of its statement.
-        sums: Statements on all tensors, in order.
     """
     if len(sums) < LEAST_STEPS or int(sums.step[-1]) != step:
         return False

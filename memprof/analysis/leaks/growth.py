@@ -283,7 +283,6 @@ def compare_series(traces: Sequence[Trace]) -> Series:
 
 
 def _by_line(trace: Trace) -> dict[str, int]:
-    """Returns the bytes in use at the end by the line that allocated them."""
     storages, ops = trace.table(Storages), trace.table(Ops)
     sources = find_sources(trace.table(Stacks))
     found: dict[str, int] = {}

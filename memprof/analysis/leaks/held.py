@@ -69,9 +69,6 @@ class Held:
     def of_elsewhere(self, sizes: list[int]) -> tuple[HeldBy | None, str, str]:
         """Returns what holds memory that another thread took: tensors of no recorded storage that make up a step's.
 
-        Args:
-            sizes: Bytes of each step.
-
         Returns:
             The holder, None if unknown or if there are several, and the tensors' shape and element type.
         """
@@ -106,9 +103,6 @@ class Held:
 
 def describe_copies(trace: Trace) -> str:
     """Returns that two variables hold tensors of the same shapes in main memory, which training does not keep.
-
-    Args:
-        trace: The recording of one rank.
 
     Returns:
         A sentence on the pair of most bytes; "" where no two variables do.

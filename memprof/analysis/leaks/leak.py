@@ -136,10 +136,6 @@ def describe_holder(held: HeldBy) -> str:
 def leaks_of_run(trace: Trace, growth: Growth) -> list[Leak]:
     """Finds the kinds of tensors of which Python held more at each statement over a run, by line where it is known.
 
-    Args:
-        trace: A light recording.
-        growth: Its growth.
-
     Returns:
         The leaks. What is not made in every step has what the lines made in each leave of the growth.
     """
@@ -198,9 +194,6 @@ def is_of_host(holders: Holders) -> Bools:
 
 def leaks_of_host(trace: Trace) -> list[Leak]:
     """Finds the kinds of tensors in main memory, arrays and Python objects that become more over the whole run.
-
-    Args:
-        trace: The recording of one rank.
 
     Returns:
         Those of most bytes first.

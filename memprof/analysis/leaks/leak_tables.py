@@ -31,12 +31,7 @@ LEAKS = (
 
 
 def series_lines(series: Series, rows: int) -> FactTable:
-    """Returns the lines that grow from each recording to the next.
-
-    Args:
-        series: The recordings.
-        rows: Maximum rows.
-    """
+    """Returns the lines that grow from each recording to the next."""
 
     def of_end(place: int) -> Callable[[Any], int]:
         return lambda line: line.bytes[place]

@@ -49,11 +49,7 @@ class LeakReport:
 
 
 def find_leaks(trace: Trace) -> LeakReport:
-    """Finds the tensors that make live memory grow.
-
-    Args:
-        trace: The recording of one rank.
-    """
+    """Finds the tensors that make live memory grow."""
     run = growth_of_run(trace.table(StepPeaks))
     if run is not None:
         leaks = leaks_of_run(trace, run) if run.bytes_per_step != 0 else []
@@ -228,7 +224,6 @@ def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int,
 
 
 def _by(places: Ints, rows: list[int]) -> list[list[int]]:
-    """Returns rows by their places, in their order."""
     groups: dict[int, list[int]] = {}
     for row in sorted(rows, key=lambda row: int(places[row])):
         groups.setdefault(int(places[row]), []).append(row)
@@ -255,7 +250,7 @@ def _leak(
         since_step: Step in which the oldest was made; None if unknown.
         sources: Lines of the recording.
     """
-    ops, largest = trace.table(Ops), _largest(storages, rows)
+    ops, largest = trace.table(Ops), max(rows, key=lambda row: int(storages.allocated_bytes[row]))
     op = int(storages.created_op_id[largest])
     is_elsewhere = storages.name[largest] == ELSEWHERE  # the operator of then has not made it
     source = None if is_elsewhere else sources.of_stack(int(ops.stack_id[op]))
@@ -273,10 +268,6 @@ def _leak(
         every_steps=1,
         held_by=None,
     )
-
-
-def _largest(storages: Storages, rows: list[int]) -> int:
-    return max(rows, key=lambda row: int(storages.allocated_bytes[row]))
 
 
 def _title(modules: Modules, module: int) -> str:

@@ -1,4 +1,4 @@
-"""Frames: the steps of dry runs under the policies that change which kernels run, with times of the recording's speed.
+"""Frames: the steps of dry runs under the policies that change which kernels run, in the time of the recording's speed.
 
 A policy that changes when storages live is predicted on the recorded step. One that changes which kernels run is
 predicted by torch itself: the job is dry-run under it, and the other policies of a plan are predicted on those steps.
@@ -7,8 +7,10 @@ predicted by torch itself: the job is dry-run under it, and the other policies o
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,19 +18,22 @@ from memprof.analysis.plans.basis import Basis
 from memprof.analysis.plans.suggest import Suggestion
 from memprof.errors import PolicyError
 from memprof.planners.search.workbench import allowed_names
+from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Policy
-from memprof.policies.plan.prediction import ran_on
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.prediction import Prediction, phase_peaks, ran_on
 from memprof.policies.plan.several_steps import frame_of
 from memprof.policies.registry import default_policies, policy_types
 from memprof.replay.live import fullest_of
 from memprof.replay.time import product_kinds
 from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.fullest import require_whole_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.operator_facts import EMPTY_STRIDED
 from memprof.trace.schema import NONE, Floats, Memory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from memprof.trace.whole_steps import require_whole_step
+from memprof.units import format_bytes
 
 #: What operators of two runs of a job are paired by: name, phase and module.
 _Kind = tuple[str, str, str]
@@ -200,3 +205,64 @@ def _count(step: Step) -> int:
 
 def _ratio(time_us: float, amount: float) -> float:
     return float(time_us / amount) if amount else 0.0
+
+
+#: Number of different shapes reported.
+_MOST_SIZES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """The step of a run to compare with a prediction.
+
+    Attributes:
+        step: The fullest step with the predicted shapes; the fullest of all where there is none.
+        phases: Peak of each phase, over all recorded steps.
+        unlike: Why no step is comparable, a clause; "" where one is.
+        warnings: Caveats on the choice.
+    """
+
+    step: Step
+    phases: dict[str, int]
+    unlike: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def find_alike(measured: Trace, prediction: Prediction, plan: Plan) -> Alike:
+    """Finds the step of a run to compare with a prediction.
+
+    Where shapes are unknown on one side, or are those of the parts into which the plan splits batches, the fullest step
+    is used.
+    """
+    peaks = measured.step_peaks()
+    steps = [measured.step(number) for number in peaks]
+    fullest, phases = fullest_of(steps), phase_peaks(steps)
+    shapes = {step.number: ran_on(step) for step in steps}
+    if not prediction.ran_on or not any(shapes.values()):
+        return Alike(fullest, phases)
+    same = [step for step in steps if shapes[step.number] == prediction.ran_on]
+    cuts_batches = any(isinstance(policy, Accumulate) for policy in plan.policies)
+    if not same and cuts_batches and _samples(prediction.ran_on) not in map(_samples, shapes.values()):
+        return Alike(fullest, phases)
+    if not same:
+        others = list(dict.fromkeys(filter(None, shapes.values())))
+        sizes_run = " or ".join(others[:_MOST_SIZES]) + (" or others" if len(others) > _MOST_SIZES else "")
+        size = f" at {plan.at}" if plan.at else ""
+        unlike = f"it is for a step{size} on {prediction.ran_on}, and the run's steps ran on {sizes_run}"
+        return Alike(fullest, phases, unlike=unlike)
+    step = fullest_of(same)
+    if plan.at and not set(re.findall(r"\d+", plan.at)) <= set(re.findall(r"\d+", prediction.ran_on)):
+        hidden = f"the plan is for {plan.at}, which input shapes do not show: make sure that the run uses it."
+        return Alike(step, phases, warnings=(hidden,))
+    if peaks[step.number] == peaks[fullest.number]:
+        return Alike(step, phases)
+    warning = (
+        f"step {fullest.number} has a higher peak, {format_bytes(peaks[fullest.number])}, but ran on other shapes "
+        f"({shapes[fullest.number]}): compared with step {step.number}, which ran on the predicted shapes."
+    )
+    return Alike(step, phases, warnings=(warning,))
+
+
+def _samples(shapes: str) -> set[str]:
+    """Returns the first dimensions of shapes in words: the samples of a batch."""
+    return set(re.findall(r"(?<![\dx])\d+", shapes))

@@ -63,10 +63,6 @@ def host_bytes_of(trace: Trace, use: HostUse) -> int:
     """Returns the most host memory of all processes of a job on one node; of a dry run, the most to expect.
 
     Tensors that a job on the CPU had are left out, as they are planned for a device.
-
-    Args:
-        trace: The recording.
-        use: Its host memory.
     """
     forecast = HostForecast.of(trace, use)
     if forecast is not None:

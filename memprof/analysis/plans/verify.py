@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from memprof.analysis.diff.budget import BudgetVerdict, has_measured_step, judge_budget, why_unmeasured
 from memprof.analysis.plans.another_size import basis_at
-from memprof.analysis.plans.matching_step import find_alike
+from memprof.analysis.plans.frames import find_alike
 from memprof.analysis.plans.predict import Side, forecast, side_of
 from memprof.errors import InconclusiveError, UsageError
 from memprof.json_values import LEFT_OUT
@@ -17,10 +17,10 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables, policy_tables
 from memprof.policies.plan.prediction import Prediction, model_of
 from memprof.trace.files.spool import DRY_RUN
+from memprof.trace.fullest import has_untouched_step
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import CATEGORIES
 from memprof.trace.store import Trace
-from memprof.trace.whole_steps import has_untouched_step
 from memprof.units import format_bytes, format_percent, format_us, format_us_between
 
 
@@ -47,13 +47,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Compared:
-    """One number, predicted and measured.
-
-    Attributes:
-        name: The phase or category.
-        predicted_bytes: Predicted value.
-        measured_bytes: Measured value.
-    """
+    """One number, predicted and measured."""
 
     name: str
     predicted_bytes: int

@@ -178,12 +178,7 @@ def _or_none(number: int) -> int | None:
 
 
 def split_bytes(keys: Sequence[K | None], sizes: Sequence[int]) -> Breakdown[K]:
-    """Sums storages by key.
-
-    Args:
-        keys: The key of each storage.
-        sizes: Its bytes.
-    """
+    """Sums storages by key."""
     return _sum_parts(list(zip(keys, sizes, [1] * len(sizes), strict=True)))
 
 
@@ -212,7 +207,6 @@ def _split(holding: Holding, keys: Sequence[K | None], workspace_key: K | None) 
 
 
 def _sum_parts(pieces: Sequence[tuple[K | None, int, int]]) -> Breakdown[K]:
-    """Sums pieces of (key, bytes, storages) by key."""
     totals: dict[K | None, int] = {}
     counts: dict[K | None, int] = {}
     for key, size, storages in pieces:

@@ -90,7 +90,6 @@ def with_own_categories(step: Step, rules: Sequence[str], earlier_stacks: Ints |
 
 
 def _matches(texts: list[str], pattern: str, where: str) -> Any:
-    """Returns which texts have a match of a pattern, shape ``(texts,)``."""
     import pyarrow as pa
     from pyarrow import compute  # slow to import, and most reports have no patterns
 

@@ -36,7 +36,7 @@ from memprof.analysis.report.moments import (
     find_phase_peaks,
     is_end_state_only,
 )
-from memprof.analysis.report.notes import Note, write_notes
+from memprof.analysis.report.notes import Note, find_unread, write_notes
 from memprof.analysis.report.own_categories import with_own_categories
 from memprof.analysis.report.saved import (
     RecomputeCost,
@@ -47,7 +47,6 @@ from memprof.analysis.report.saved import (
     weigh_recompute,
 )
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
-from memprof.analysis.report.unread import find_unread
 from memprof.analysis.report.whole_loop import describe_loop, loop_json
 from memprof.analysis.report.whole_run import DeviceUse, run_json, run_notes, summarise_devices
 from memprof.analysis.report.why import find_causes

@@ -89,16 +89,12 @@ def summarise_saved(step: Step, saved: SavedStorages, tree: ModuleTree, op_id: i
         op_id: The moment; None for the first with the most saved bytes.
     """
     if op_id is None:
-        op_id = _fullest_op(step, saved)
+        kept_from = np.cumsum(sum_at(saved.saver_op_id, saved.bytes, len(step.ops)))
+        left = sum_at(saved.last_op_id, saved.bytes, len(step.ops))
+        op_id = int(np.argmax(kept_from - np.cumsum(left) + left))
     kept = saved.kept_at(op_id)
     nodes = [None if node == NONE else node for node in tree.nodes_of(saved.module_id[kept]).tolist()]
     return SavedSummary(op_id, len(kept), split_bytes(nodes, saved.bytes[kept].tolist()))
-
-
-def _fullest_op(step: Step, saved: SavedStorages) -> int:
-    kept_from = np.cumsum(sum_at(saved.saver_op_id, saved.bytes, len(step.ops)))
-    left = sum_at(saved.last_op_id, saved.bytes, len(step.ops))
-    return int(np.argmax(kept_from - np.cumsum(left) + left))
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,7 @@ _WHOLE, _CHUNK, _BASIS, _JOIN = ":_flat_vmap", ":_chunked_vmap", ":_chunked_stan
 
 
 def find_causes(step: Step, sources: Sources, holders: Holders, peak_op: int, peak_bytes: int) -> tuple[str, ...]:
-    """Returns a sentence for each known cause that takes a noticeable share of the peak.
-
-    Args:
-        step: The step.
-        sources: Source lines of its stacks.
-        holders: What holds tensors of the recording.
-        peak_op: Operator at the peak.
-        peak_bytes: Bytes at the peak.
-    """
+    """Returns a sentence for each known cause that takes a noticeable share of the peak."""
     least = max(1, int(_LEAST_SHARE * peak_bytes))
     alive = alive_at(step, peak_op)
     causes = (

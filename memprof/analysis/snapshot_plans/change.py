@@ -11,10 +11,10 @@ from memprof.analysis.out_of_memory.post_mortem import failing_step
 from memprof.policies.base import NUMERICS
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op, sum_during
+from memprof.trace.fullest import has_whole_step
 from memprof.trace.schema import NONE, Bools, Ints, Memory, OutOfMemory, Storages
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
-from memprof.trace.whole_steps import has_whole_step
 from memprof.units import format_bytes
 
 
@@ -65,13 +65,7 @@ def made_in(step: Step, phase: str) -> Bools:
 
 
 def resized(step: Step, rows: Bools | Ints, sizes: Ints | int) -> Step:
-    """Returns a step in which some storages have other sizes; recorded counters are dropped.
-
-    Args:
-        step: The step.
-        rows: The storages.
-        sizes: Bytes of each.
-    """
+    """Returns a step in which some storages have other sizes; recorded counters are dropped."""
     allocated, requested = step.storages.allocated_bytes.copy(), step.storages.requested_bytes.copy()
     allocated[rows] = requested[rows] = sizes
     storages = step.storages.replace(allocated_bytes=allocated, requested_bytes=requested)

@@ -129,7 +129,6 @@ def checkpointed(step: Step, modules: tuple[int, ...]) -> Step:
 
 
 def _calls(step: Step, modules: list[int] | tuple[int, ...]) -> list[_Call]:
-    """Returns the calls of some modules in forward, in order."""
     calls, storages = step.module_calls, step.storages
     backward = np.flatnonzero(step.ops.phase == "backward")
     rows = np.flatnonzero(np.isin(calls.module_id, modules) & ~calls.is_recompute & (calls.first_op_id != NONE))

@@ -83,10 +83,6 @@ def _made_while_held(step: Step, logits: Bools) -> Bools:
 def micro_batches(step: Step, parts: int) -> Step:
     """Divides the batch: activations are a part of their size, gradients are there from the first part on.
 
-    Args:
-        step: The step.
-        parts: Number of micro-batches.
-
     Raises:
         PolicyError: Nothing grows with the batch.
     """
@@ -152,7 +148,6 @@ def _operator_names(step: Step) -> Texts:
 
 
 def _matches(names: Texts, pattern: re.Pattern[str]) -> Bools:
-    """Returns which names a pattern matches as a whole."""
     known = {name: pattern.match(name) is not None for name in set(names.tolist())}
     return np.array([known[name] for name in names.tolist()], dtype=np.bool_)
 

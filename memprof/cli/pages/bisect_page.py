@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from memprof.analysis.commits import Commit, Measurement
 from memprof.analysis.diff.comparison import Diff
-from memprof.analysis.diff.diff_words import headline
+from memprof.analysis.diff.diff_tables import headline
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Gate
 from memprof.analysis.diff.summary import NOTHING

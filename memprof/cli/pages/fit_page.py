@@ -7,9 +7,8 @@ import shlex
 from operator import attrgetter
 
 from memprof.analysis.plans.dry_check_results import describe_difference
-from memprof.analysis.plans.plan_json import PLAN_SCHEMA, plan_policies
+from memprof.analysis.plans.plan_json import PLAN_SCHEMA, counters, plan_policies
 from memprof.analysis.plans.plan_rows import POLICIES
-from memprof.analysis.plans.predicted_tables import counters
 from memprof.analysis.table import (
     BYTES,
     BYTES_CHANGE,

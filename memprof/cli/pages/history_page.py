@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from memprof.analysis.commits import HISTORY_SCHEMA, Job, Measurement, Step
-from memprof.analysis.diff.diff_words import percent
+from memprof.analysis.diff.diff_tables import percent
 from memprof.analysis.diff.gates import Gate, measure
 from memprof.analysis.table import (
     BYTES,

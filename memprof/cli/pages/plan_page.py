@@ -9,9 +9,9 @@ from pathlib import Path
 from memprof.analysis.diff.budget import BudgetVerdict
 from memprof.analysis.plans.another_plan import PlannedJob, commands_over_budget, unused_file
 from memprof.analysis.plans.basis import Basis
+from memprof.analysis.plans.plan_json import CATEGORIES, PHASES, changes, counters
 from memprof.analysis.plans.plan_rows import stages
 from memprof.analysis.plans.predict import Forecast, commands_under, words_for_record
-from memprof.analysis.plans.predicted_tables import CATEGORIES, PHASES, changes, counters
 from memprof.analysis.plans.verify import Verification, describe_short
 from memprof.analysis.report.moments import Moment
 from memprof.analysis.report.notes import describe_steps

@@ -105,7 +105,7 @@ def import_(
     if split is None:
         check_output(target, force=force, option="-o")
     # Reading needs numpy and pyarrow; `memprof import -h` needs neither.
-    from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+    from memprof.analysis.allocator.imported_parts import imported_block_sizes
     from memprof.analysis.report.own_categories import read_categories
     from memprof.cli.page import show
     from memprof.trace.importers.importing import import_file

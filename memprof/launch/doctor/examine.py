@@ -151,14 +151,11 @@ class Library:
 
 
 _DASHBOARD, _REMOTE = "pip install 'torch-memprof[dashboard]'", "pip install 'torch-memprof[remote]'"
-_DISTRIBUTED = "pip install 'torch-memprof[distributed]'"
 OPTIONAL = (
     Library("dash", "memprof dashboard", _DASHBOARD),
     Library("plotly", "figures of the dashboard and of report --html", _DASHBOARD),
     Library("fsspec", "recordings at addresses, such as s3://", _REMOTE),
     Library("universal-pathlib", "recordings at addresses", _REMOTE),
-    Library("dask", "very many ranks, on several workers", _DISTRIBUTED),
-    Library("distributed", "very many ranks, on several workers", _DISTRIBUTED),
     Library("torchao", "optimizer state in 8 bits", "pip install torchao"),
     Library("bitsandbytes", "optimizer state in 8 bits, on CUDA", "pip install bitsandbytes"),
     Library("transformers", "recording inside its Trainer", "pip install transformers"),

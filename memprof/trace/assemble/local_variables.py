@@ -278,7 +278,6 @@ class _Followed:
 
 
 def _bound(statement: Statement, assigned: frozenset[str], results: dict[int, _Place]) -> list[_Binding]:
-    """Returns what a statement binds to its names."""
     positions = statement.targets
     placed = {
         storage: frozenset(positions[place[0]])
@@ -309,7 +308,6 @@ def _places(text: str) -> list[tuple[str, str, int]]:
 
 
 def _by_op(op_ids: Ints, values: Ints, count: int) -> list[list[int]]:
-    """Groups values by operator."""
     found: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(op_ids.tolist(), values.tolist(), strict=True):
         if op != NONE:

@@ -153,6 +153,5 @@ def _keeps_graph(recording: Recording, ops: Ops, *, has_trained: bool) -> Bools:
 
 
 def _has_flag(recording: Recording, flag: int) -> Bools:
-    """Returns which operators ran with a flag set; shape (ops,)."""
     has_flag: Bools = recording.spread((recording.raw["flags"] & flag) != 0, fill=False)
     return has_flag

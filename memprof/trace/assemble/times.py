@@ -129,7 +129,6 @@ def _functional(name: str) -> str:
 
 
 def _outermost(candidates: list[int], depth: Ints) -> list[int]:
-    """Drops candidates inside another candidate."""
     kept: list[int] = []
     chosen = set(candidates)
     inside = NONE

@@ -86,15 +86,7 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class DeviceSnapshot:
-    """Snapshot data of one device.
-
-    Attributes:
-        number: The device's number.
-        history: Its history.
-        segments: Its segments at the end.
-        blocks: Their blocks.
-        annotations: Named time spans.
-    """
+    """Snapshot data of one device."""
 
     number: int
     history: History

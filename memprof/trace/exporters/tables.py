@@ -74,13 +74,6 @@ def write_tables(folder: Path, trace: Trace, ranks: Sequence[int], kinds: Sequen
     Tables of a single rank go into the folder itself, those of several ranks into a folder each (``rank0``, ...),
     next to the tables that summarise the ranks.
 
-    Args:
-        folder: The destination, an empty folder.
-        trace: The recording.
-        ranks: Ranks to export.
-        kinds: Tables to export.
-        form: ``csv`` or ``parquet``.
-
     Returns:
         Bytes written.
 

@@ -187,5 +187,4 @@ def _split(time_ns: Ints) -> tuple[list[int], list[int]]:
 
 
 def _us(time_ns: int) -> str:
-    """Writes nanoseconds as microseconds, exactly."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"

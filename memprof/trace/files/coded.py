@@ -131,9 +131,6 @@ def differences(values: Ints) -> Ints:
     """Returns the first value and the differences that follow; they wrap around, so any values can be coded.
 
     Their running sum restores the values.
-
-    Args:
-        values: Shape (n,).
     """
     return np.diff(values, prepend=np.zeros(1, dtype=np.int64))
 
@@ -142,9 +139,6 @@ def distances(values: Ints) -> tuple[Ints, Ints]:
     """Codes each value as the number of rows since the last equal one.
 
     Addresses are reused in the same order in every step, so their distances repeat, which the addresses do not.
-
-    Args:
-        values: Shape (n,).
 
     Returns:
         The distances, 0 where a value appears for the first time, shape (n,); and those values, in order.

@@ -68,11 +68,6 @@ class FileRank:
         return self.rows.get(_entry_name(self.folder, kind), 0)
 
     @property
-    def path(self) -> Path:
-        """The file."""
-        return self.archive.path
-
-    @property
     def number(self) -> int:
         """The rank's number in the file; another file of the same trace may use it too."""
         return int(self.folder.removeprefix("rank"))

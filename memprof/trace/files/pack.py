@@ -39,11 +39,6 @@ class PackResult:
 def pack_spool(folder: str | Path, output: str | Path, assemble: Assembler | None = None) -> PackResult:
     """Packs a spool folder into a .memprof file and removes it.
 
-    Args:
-        folder: The spool folder.
-        output: The file to write or replace.
-        assemble: As in ``read_spool_folder``.
-
     Raises:
         BadInputError: No process of the job was recorded.
         MemprofError: The file cannot be written; the spool folder is kept.

@@ -169,9 +169,6 @@ def unpacked_bytes(data: Any) -> int:
     Pages are contiguous from the file's magic to its footer, so the footer's column offsets need not be trusted;
     damaged offsets would crash the process inside Arrow.
 
-    Args:
-        data: The file, as written by Arrow.
-
     Raises:
         PageError: A header is damaged, or points outside the file.
     """

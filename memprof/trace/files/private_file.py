@@ -28,11 +28,7 @@ class FileSizeLimitError(OSError):
     """A recording would exceed the size limit on its process's files."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Builds the message: the limit, and what to do about it.
-
-        Args:
-            limit_bytes: The limit in bytes.
-        """
+        """Builds the message: the limit, and what to do about it."""
         super().__init__(
             errno.EFBIG,
             f"{_LIMIT} (ulimit -f, {_in_words(limit_bytes)}) ended the recording; raise it, or record less "

@@ -19,12 +19,7 @@ from memprof.trace.schema import RANK_TABLES, Ints, Table
 
 @dataclass(frozen=True)
 class Files:
-    """Files that are read as one trace.
-
-    Attributes:
-        containers: The files.
-        ranks: Their ranks, renumbered to be unique.
-    """
+    """Files that are read as one trace."""
 
     containers: tuple[Container, ...]
     ranks: Mapping[int, FileRank]

@@ -74,11 +74,6 @@ def find_modules(stacks: Sequence[Stack], steps: Ints, phases: Texts) -> CalledM
     Modules are named after their classes where the source files can be read here, else after file and first line seen.
     A module that is called several times in one call of the module around it, from one line, is several layers with an
     index. What backward runs again, from the innermost checkpoint on, are calls of the layers known from forward.
-
-    Args:
-        stacks: Stack of each row, in order.
-        steps: Step of each row.
-        phases: Phase of each row.
     """
     # A row outside all modules ends a call; one of another thread, without a stack, does not.
     outside = np.cumsum([not stack.modules and stack is not NO_STACK for stack in stacks])

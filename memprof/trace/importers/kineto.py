@@ -37,11 +37,6 @@ _UNKNOWN_START = (
 def read_kineto(path: Path, data: bytes, on_progress: Progress = lambda what, share: None) -> list[Profile]:
     """Reads a profiler trace.
 
-    Args:
-        path: Name of the file, for errors.
-        data: Its JSON.
-        on_progress: Called with the current activity.
-
     Returns:
         Its devices by number. The CPU is included only if there is no other device: its memory is not the limit.
 

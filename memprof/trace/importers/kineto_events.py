@@ -169,13 +169,7 @@ def _around(events: Sequence[Any]) -> dict[str, list[tuple[float, float, str, st
 
 
 def stacks_of(trace: KinetoTrace, events: Sequence[MemoryEvent], stacks: StackTable) -> list[Stack]:
-    """Returns what ran around each memory event, as a stack.
-
-    Args:
-        trace: The trace.
-        events: Memory events by time.
-        stacks: Where stacks are interned.
-    """
+    """Returns what ran around each memory event, as a stack."""
     found: list[Stack] = [NO_STACK] * len(events)
     by_thread: dict[str, list[int]] = {}
     for place, event in enumerate(events):

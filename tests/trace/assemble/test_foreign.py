@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.trace.assemble.memory.foreign import Foreign, find_foreign
+from memprof.trace.assemble.memory.elsewhere import Foreign, find_foreign
 from memprof.trace.schema import NONE
 
 

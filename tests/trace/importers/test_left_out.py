@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.analysis.allocator.imported_blocks import imported_block_sizes
+from memprof.analysis.allocator.imported_parts import imported_block_sizes
 from memprof.analysis.report.report import build_report
 from memprof.errors import BadInputError
 from memprof.trace.importers.importing import Imported, import_file

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ET
 from operator import attrgetter
 
 from memprof.analysis.diff.comparison import Diff
-from memprof.analysis.diff.diff_tables import CHANGES
-from memprof.analysis.diff.diff_words import headline
+from memprof.analysis.diff.diff_tables import CHANGES, headline
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.summary import KINDS
 from memprof.analysis.table import (

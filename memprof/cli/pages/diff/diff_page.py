@@ -9,8 +9,16 @@ import shlex
 from pathlib import Path
 
 from memprof.analysis.diff.comparison import Diff
-from memprof.analysis.diff.diff_tables import changed, moments
-from memprof.analysis.diff.diff_words import first_line, headline, moved, rank_words, short, titles_of
+from memprof.analysis.diff.diff_tables import (
+    changed,
+    first_line,
+    headline,
+    moments,
+    moved,
+    rank_words,
+    short,
+    titles_of,
+)
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Verdict
 from memprof.analysis.table import FactTable

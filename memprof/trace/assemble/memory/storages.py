@@ -13,12 +13,14 @@ from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categoriz
 from memprof.trace.assemble.memory.elsewhere import (
     NAME,
     Elsewhere,
+    Foreign,
     account,
     end_buffers_of_collectives,
     end_missed_frees,
+    find_foreign,
+    name_workspaces,
     reused_ends,
 )
-from memprof.trace.assemble.memory.foreign import Foreign, find_foreign, name_workspaces
 from memprof.trace.assemble.memory.holders import holder_records
 from memprof.trace.assemble.memory.native_events import CPU
 from memprof.trace.assemble.memory.touches import Touches, find_touches, in_place_sums, merge_lives, wrapped_twice
@@ -259,21 +261,15 @@ def _attributes(facts: Facts, touches: Touches, storage: Ints, created: Ints, op
 def _qualified(names: Texts, category: Texts, module: Ints, modules: Modules) -> Texts:
     """Qualifies names: a buffer's by its module, and those of a second model by its root."""
     owners = np.append(modules.name, "")[module]
-    roots = _root_names(modules)
+    roots: list[str] = []
+    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
+        roots.append(name if parent == NONE else roots[parent])
     result = names.copy()
     for i in np.flatnonzero((names != "") & (module != NONE)):
         prefix = owners[i] if category[i] == "buffer" else roots[module[i]]
         if prefix:
             result[i] = f"{prefix}.{names[i]}"
     return result
-
-
-def _root_names(modules: Modules) -> list[str]:
-    """Returns the name of each module's root; parents come before their children."""
-    roots: list[str] = []
-    for name, parent in zip(modules.name.tolist(), modules.parent_id.tolist(), strict=True):
-        roots.append(name if parent == NONE else roots[parent])
-    return roots
 
 
 def _unique_uses(op: Ints, storage: Ints, role: Ints) -> Uses:
