@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
-from memprof.cli.options.gate_options import chosen_gates
-from memprof.cli.options.shared_options import json_option, output_option
+from memprof.cli.options.shared_options import chosen_gates, json_option, output_option
 from memprof.errors import UsageError
 from memprof.harmless import notify
 

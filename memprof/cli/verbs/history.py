@@ -11,8 +11,7 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
-from memprof.cli.options.gate_options import HISTORY_FILE, job_words, open_runs, say
-from memprof.cli.options.shared_options import json_option
+from memprof.cli.options.shared_options import HISTORY_FILE, job_words, json_option, open_runs, say
 from memprof.errors import UsageError
 from memprof.harmless import notify
 
