@@ -19,7 +19,7 @@ from lab.benchmarks.recording import ROOT
 from lab.benchmarks.section import Bar, Section, signed_percent
 from memprof.analysis.compared.allocation_sequence import AllocationSequence, read_sequence
 from memprof.analysis.compared.comparison import find_gaps
-from memprof.cli.pages.allocations_page import (
+from memprof.cli.pages.diff.allocations_diff import (
     FAINT,
     GIB,
     INK,

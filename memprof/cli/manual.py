@@ -35,7 +35,29 @@ def manual_pages() -> dict[str, str]:
     for verb, summary in VERBS.items():
         command = memprof.get_command(top, verb)
         assert command is not None
-        pages[f"memprof-{verb}.1"] = _verb_page(verb, summary, command, top)
+        context = click.Context(command, info_name=verb, parent=top)
+        variables = [
+            (param.envvar, f"Stands for {param.opts[-1]}.")
+            for param in command.params
+            if isinstance(param, click.Option) and isinstance(param.envvar, str)
+        ]
+        examples = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
+        pages[f"memprof-{verb}.1"] = "\n".join(
+            [
+                *_head(f"memprof-{verb}", summary.rstrip(".")),
+                *_synopsis(f"memprof {verb}", command, context),
+                ".SH DESCRIPTION",
+                *_prose(inspect.cleandoc(command.help or "")),
+                ".SH OPTIONS",
+                *_options(command, context),
+                *([".SH ENVIRONMENT", *_terms(variables)] if variables else []),
+                *([] if verb in _RUN_JOBS else [".SH EXIT STATUS", *_terms(_EXIT_CODES)]),
+                *([".SH EXAMPLES", ".nf", *map(_escaped, examples), ".fi"] if examples else []),
+                ".SH SEE ALSO",
+                "memprof(1)",
+                "",
+            ]
+        )
     return pages
 
 
@@ -69,32 +91,6 @@ def _top_page(context: click.Context) -> str:
             *_terms([("MEMPROF_DEBUG", "Print the traceback of an error as well."), ("NO_COLOR", "Print no colours.")]),
             ".SH SEE ALSO",
             _escaped(", ".join(name for name, _ in verbs)),
-            "",
-        ]
-    )
-
-
-def _verb_page(verb: str, summary: str, command: click.Command, top: click.Context) -> str:
-    context = click.Context(command, info_name=verb, parent=top)
-    variables = [
-        (param.envvar, f"Stands for {param.opts[-1]}.")
-        for param in command.params
-        if isinstance(param, click.Option) and isinstance(param.envvar, str)
-    ]
-    examples = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
-    return "\n".join(
-        [
-            *_head(f"memprof-{verb}", summary.rstrip(".")),
-            *_synopsis(f"memprof {verb}", command, context),
-            ".SH DESCRIPTION",
-            *_prose(inspect.cleandoc(command.help or "")),
-            ".SH OPTIONS",
-            *_options(command, context),
-            *([".SH ENVIRONMENT", *_terms(variables)] if variables else []),
-            *([] if verb in _RUN_JOBS else [".SH EXIT STATUS", *_terms(_EXIT_CODES)]),
-            *([".SH EXAMPLES", ".nf", *map(_escaped, examples), ".fi"] if examples else []),
-            ".SH SEE ALSO",
-            "memprof(1)",
             "",
         ]
     )

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from rich.cells import cell_len
@@ -140,11 +141,6 @@ def show(fill: Callable[[Page], None], to_json: Callable[[], Any], *, is_json: b
 def _wrap(table: Table, console: Console, width: int) -> int:
     """Lets a table's columns of words wrap, so that nothing is cut; numbers, places and modules stay on one line.
 
-    Args:
-        table: The table, which is changed.
-        console: Measures its cells.
-        width: The width that it is to fit.
-
     Returns:
         The width to draw it in: the given one, or the least that the table can have.
     """
@@ -245,3 +241,47 @@ def _draw_cell(found: Cell, column: Column, kind: str, *, is_cut: bool) -> Rende
     for line in found.lines:
         drawn.append(f"\n{printable(line)}", style="dim")
     return drawn
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 24px auto; padding: 0 16px; }}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin-top: 24px; }}
+table {{ border-collapse: collapse; }} th, td {{ padding: 2px 14px 2px 0; border-bottom: 1px solid #8886; }}
+th {{ text-align: left; }} td {{ overflow-wrap: anywhere; vertical-align: top; }}
+.number {{ text-align: right; white-space: nowrap; }}
+.fail {{ color: #d1242f; font-weight: 600; }} .warn {{ color: #9a6700; }} .pass {{ color: #1a7f37; }}
+svg {{ width: 100%; height: auto; }} text {{ font-size: 12px; fill: currentColor; }} line {{ stroke: #8886; }}
+polyline {{ fill: none; stroke: #0969da; stroke-width: 2; }}
+circle {{ fill: #0969da; }} circle.changed {{ fill: #d1242f; }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def html_page(title: str, body: str) -> str:
+    """Returns a page."""
+    return _PAGE.format(title=escape(title), body=body)
+
+
+def html_table(facts: FactTable, short: Callable[[str], str] = str) -> str:
+    """Returns a table of facts."""
+    kinds = [' class="number"' if column.unit.is_number else "" for column in facts.columns]
+
+    def lines(cell: Cell) -> str:
+        return "<br>".join(escape(short(line)) for line in (cell.text, *cell.lines))
+
+    head = "".join(
+        f"<th{kind}>{escape(column.heading or '')}</th>" for column, kind in zip(facts.columns, kinds, strict=True)
+    )
+    rows = (
+        "".join(f"<td{kind}>{lines(cell)}</td>" for cell, kind in zip(row.cells, kinds, strict=True))
+        for row in facts.rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -124,10 +124,6 @@ def describe_choice(found: tuple[Choice, Candidate] | None, fit: FittingPlan, na
 def find_fit(trace: Trace, request: CallbackRequest) -> FittingPlan:
     """Searches for the fastest plan under which a recorded training fits, and writes it next to the recording.
 
-    Args:
-        trace: The recording.
-        request: The budget, and which policies may be used.
-
     Raises:
         InconclusiveError: The recording contains no complete step.
         UsageError: The budget is invalid, or a plan exists that may not be overwritten.

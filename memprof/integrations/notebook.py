@@ -47,12 +47,7 @@ class CellMagic:
         add("--what-if", action="store_true", help="show a widget that searches for plans within a budget")
 
     def __call__(self, line: str, cell: str) -> None:
-        """Runs the magic.
-
-        Args:
-            line: Its options.
-            cell: The code.
-        """
+        """Runs the magic."""
         arguments = self._parser.parse_argstring(line)
         path = Path(arguments.output or _DEFAULT_OUTPUT)
         gc.collect()  # models and optimizers replaced since: the recorder must not wait for their updates
@@ -87,7 +82,12 @@ def _end(recording: InlineRecording, failed: BaseException | None, report: str, 
         return
     print(describe_recording(recording.packed, "this cell"))
     if report == "timeline":
-        _show_timeline(recording.path)
+        command = [sys.executable, "-m", "memprof_dashboard.cell_output", str(recording.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(done.stderr.rstrip(), file=sys.stderr)
+        else:
+            display(json.loads(done.stdout), raw=True)
     elif report == "text":
         print(_run("report", str(recording.path)))
     elif report == "html":
@@ -100,16 +100,6 @@ def _end(recording: InlineRecording, failed: BaseException | None, report: str, 
             display(what_if(recording.path))
         except UsageError as error:
             print(f"memprof: {error}", file=sys.stderr)
-
-
-def _show_timeline(path: Path) -> None:
-    """Displays the timeline, made in a separate process like the reports."""
-    command = [sys.executable, "-m", "memprof_dashboard.cell_output", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stderr.rstrip(), file=sys.stderr)
-    else:
-        display(json.loads(done.stdout), raw=True)
 
 
 def _run(*words: str) -> str:

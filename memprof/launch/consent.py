@@ -62,11 +62,7 @@ def note_recording(output: Path, files: dict[str, str] | None) -> None:
 
 
 def find_consent(recording: Path) -> Consent:
-    """Returns whether the job of a recording may be dry-run unasked, in the current folder.
-
-    Args:
-        recording: The recording.
-    """
+    """Returns whether the job of a recording may be dry-run unasked, in the current folder."""
     if spool_of(recording).exists():
         return Consent("its recording is not finished")
     try:

@@ -22,9 +22,6 @@ def write_own_files(spool: Path) -> None:
 
     Installed packages are left out, and so are files outside ``sys.path``, such as code that a compiler generated.
 
-    Args:
-        spool: The recording's spool folder.
-
     Raises:
         OSError: The file cannot be written.
     """

@@ -105,10 +105,6 @@ class Repository:
     def newest(self, most: int, name: str = "HEAD") -> list[Commit]:
         """Returns the last commits up to one, oldest first.
 
-        Args:
-            most: Maximum number of commits.
-            name: The newest of them.
-
         Raises:
             GitError: The name is unknown.
         """

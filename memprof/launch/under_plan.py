@@ -118,15 +118,11 @@ class UnderPlan:
     def _try(self, module: torch.nn.Module, before: dict[int, weakref.ref[torch.nn.Module]]) -> None:
         """Applies the plan to a model.
 
-        Args:
-            module: The model.
-            before: Models known before this one.
-
         Raises:
             SystemExit: The plan does not fit.
             Exception: Raised by a signal handler of the job; nothing was applied.
         """
-        has_own = _has_own_parameters(module)
+        has_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters_of(module))
         if not has_own and self._waits.get(id(module)) is module:
             self._known = before
             return
@@ -253,11 +249,6 @@ def _find(pattern: str, models: list[CalledModel]) -> list[str] | None:
         return called.find(pattern)
     is_of_trained = called.trains(pattern) or any(is_trained(model.top) and model.holds(pattern) for model in others)
     return None if is_of_trained else called.find(pattern)
-
-
-def _has_own_parameters(module: torch.nn.Module) -> bool:
-    """Whether a module has its own parameters now; torch.func.functional_call puts other tensors in their places."""
-    return all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters_of(module))
 
 
 def _is_outermost() -> bool:

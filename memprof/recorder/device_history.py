@@ -151,11 +151,7 @@ def history_rows(
 
 
 def block_rows(segments: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yields the blocks in use: device index, address, bytes, bytes requested, stream, and 1 if pending on a stream.
-
-    Args:
-        segments: The segments of all devices.
-    """
+    """Yields the blocks in use: device index, address, bytes, bytes requested, stream, and 1 if pending on a stream."""
     for segment in segments:
         position = segment["address"]
         for block in segment["blocks"]:

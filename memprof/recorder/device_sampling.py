@@ -44,19 +44,16 @@ class Devices:
             for index in range(torch.cuda.device_count()):
                 reserved = torch.cuda.memory_reserved(index)
                 if reserved:
-                    self._sample_cuda(index, reserved)
+                    name = f"cuda:{index}"
+                    if index not in self._described:
+                        record = describe_cuda(index)
+                        self._described[index] = record["uuid"]
+                        self._log.record("device", record)
+                    free, total = torch.cuda.mem_get_info(index)
+                    process = self._driver.process_bytes(self._described[index]) if self._described[index] else -1
+                    self._add(name, total, total - free, process, reserved, _pinned_bytes())
         elif is_mps_in_use():
             self._sample_mps()
-
-    def _sample_cuda(self, index: int, reserved: int) -> None:
-        name = f"cuda:{index}"
-        if index not in self._described:
-            record = describe_cuda(index)
-            self._described[index] = record["uuid"]
-            self._log.record("device", record)
-        free, total = torch.cuda.mem_get_info(index)
-        process = self._driver.process_bytes(self._described[index]) if self._described[index] else -1
-        self._add(name, total, total - free, process, reserved, _pinned_bytes())
 
     def _sample_mps(self) -> None:
         used, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
@@ -125,11 +122,7 @@ class Driver:
     """NVIDIA's management library, opened on first use."""
 
     def __init__(self, library: Any = None) -> None:
-        """Opens nothing yet.
-
-        Args:
-            library: The library, if already open.
-        """
+        """Opens nothing yet."""
         self._library = library
         self._is_open = False
         self._handles: dict[str, ctypes.c_void_p | None] = {}

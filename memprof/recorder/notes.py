@@ -88,14 +88,7 @@ class Notes:
     """Writes the notes of one recording."""
 
     def __init__(self, log: RawLog, batches: BatchObserver, parts: Iterable[Noting], dry: DryRun | None = None) -> None:
-        """Starts without any.
-
-        Args:
-            log: Destination of the notes.
-            batches: Inspects the batches that DataLoaders yield.
-            parts: Further parts of the recorder that have notes.
-            dry: The dry run, if the job is one.
-        """
+        """Starts without any."""
         self._dry = dry
         self._log = log
         self._batches = batches

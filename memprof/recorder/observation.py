@@ -296,12 +296,7 @@ class Observation(ThreadObservation):
             self.note(f"the job's own profiler started in step {step}: recording was suspended until it ended")
 
     def end_with(self, error: BaseException, step: int) -> None:
-        """Records that the job ends with an out-of-memory error, wherever it was raised.
-
-        Args:
-            error: The error.
-            step: The current step.
-        """
+        """Records that the job ends with an out-of-memory error, wherever it was raised."""
         is_open = self.watch is not Watch.CLOSED
         last_op = self._log.op_count - 1 if is_open and self.is_recording and self.step_ops else -1
         self._failures.end_with(error, step if is_open else -1, last_op, is_open=is_open)

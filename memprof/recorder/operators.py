@@ -123,15 +123,7 @@ class OperatorMode(SlidingMode):
     def run_generated(
         self, operator: OperatorTraits, function: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType
     ) -> Any:
-        """Runs a function that code of the compiler's calls without torch's dispatcher, and logs it as an operator.
-
-        Args:
-            operator: The operator that it is logged as.
-            function: The function.
-            args: Its arguments, of which tensors are logged as read or changed.
-            kwargs: Its keyword arguments.
-            frame: The frame that calls it.
-        """
+        """Runs a function that code of the compiler's calls without torch's dispatcher, and logs it as an operator."""
         start_ns = clock_ns()
         try:
             result = function(*args, **kwargs)

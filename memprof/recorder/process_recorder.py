@@ -117,12 +117,7 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
         self._stop_job_if_asked()
 
     def finish(self, reason: str, error: BaseException | None = None) -> None:
-        """Ends the recording immediately and removes every hook.
-
-        Args:
-            reason: Why it ends.
-            error: The error that ends the job, None if it ends normally.
-        """
+        """Ends the recording immediately and removes every hook."""
         self._guarded(lambda: self._finish(reason, error))
 
     def may_finish_here(self) -> bool:

@@ -127,7 +127,11 @@ class Recorder(ProcessRecorder[Observation]):
                 self._end_step_if_possible(observation)
             self._aside.has_begun = True
             if self._dry is not None and not observation.progress.calls and self._dry.is_over():
-                self._end_here(observation)
+                self._write_last_notes(observation)
+                observation.close(self._step, "its time is over", is_inside_step=True)
+                self._remove()
+                self._stops_job = True
+                self._stop_job_if_asked()
                 return None
             if not observation.progress.calls and torch._C._current_graph_task_id() == -1:
                 self._note_outermost(module)
@@ -311,14 +315,6 @@ class Recorder(ProcessRecorder[Observation]):
             observation.note(f"the job has no steps: a window of {_ONE_WINDOW_OPS:,} operators was recorded")
             observation.end_step(self._step)
             self._close(observation, "the window is over")
-
-    def _end_here(self, observation: Observation) -> None:
-        """Ends a dry run of the whole loop, whose time is over."""
-        self._write_last_notes(observation)
-        observation.close(self._step, "its time is over", is_inside_step=True)
-        self._remove()
-        self._stops_job = True
-        self._stop_job_if_asked()
 
     def _close(self, observation: Observation, reason: str) -> None:
         self._write_last_notes(observation)

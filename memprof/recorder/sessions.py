@@ -161,7 +161,9 @@ class AfterOperator:
             self._log.sample_rss()
         if is_backward:
             if not self._has_new_gradients:
-                self._begin_backward()
+                self._usages.begin_backward(self._rounds.alive())
+                if self._calls.in_evaluation:
+                    self._usages.train_in_evaluation()
             self._has_new_gradients = True
         elif self._has_new_gradients and torch._C._current_graph_task_id() == -1:
             self._has_new_gradients = False
@@ -175,8 +177,3 @@ class AfterOperator:
                 self._sources.cut()
             self._log.flush()
             self.paused_ns += clock_ns() - now_ns
-
-    def _begin_backward(self) -> None:
-        self._usages.begin_backward(self._rounds.alive())
-        if self._calls.in_evaluation:
-            self._usages.train_in_evaluation()

@@ -26,7 +26,7 @@ from memprof.virtual.repeats.meter import REPEATED
 from memprof.virtual.sizes.bounds import is_by_bytes, is_exact, upper_bound
 from memprof.virtual.sizes.kernel_probe import Kernels
 from memprof.virtual.sizes.routing import Routing
-from memprof.virtual.sizes.sequences import ctc_shape, ctc_temporary_bytes, sized_by_data
+from memprof.virtual.sizes.sequences import SIZED_BY_DATA, ctc_temporary_bytes
 from memprof.virtual.tensors.sparse_operators import SparseOperators
 from memprof.virtual.values.answers import Answers
 from memprof.virtual.values.known import compute, follow_values, has_shares, is_data, known, note, write
@@ -180,15 +180,7 @@ class DryMode(FakeTensorMode):
         return rule(self, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, *, is_placed: bool) -> Any:
-        """Runs one operator.
-
-        Args:
-            func: The operator.
-            types: Types of its tensor arguments.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            is_placed: Whether its result belongs on the virtual device.
-        """
+        """Runs one operator."""
         self.extra_bytes = 0
         if func is REPEATED:
             return self._stand_for(args[0])
@@ -215,11 +207,7 @@ class DryMode(FakeTensorMode):
         argument = returned_argument(func, args, kwargs)
         if argument is not None:
             return argument
-        sized = (
-            sized_by_data(func)
-            or ctc_shape(func)
-            or (self._device.shape_of(func) if self._device is not None else None)
-        )
+        sized = SIZED_BY_DATA.get(func) or (self._device.shape_of(func) if self._device is not None else None)
         if sized is not None:
             with self:
                 result = sized(*args, **kwargs)
@@ -361,12 +349,7 @@ def _kinds(values: Any) -> tuple[bool, bool]:
 
 
 def lent(value: Any, mode: DryMode) -> Any:
-    """Returns arguments in which tensors with data are replaced by fake tensors of their shape.
-
-    Args:
-        value: An argument, or a list of them.
-        mode: The dry run's mode.
-    """
+    """Returns arguments in which tensors with data are replaced by fake tensors of their shape."""
     if isinstance(value, _LISTS):
         return type(value)(lent(item, mode) for item in value) if type(value) in _LISTS else value
     # A class without operators of its own, such as one of fastai's pictures, is as any tensor with data.

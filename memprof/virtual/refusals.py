@@ -39,12 +39,7 @@ def refuse_endless(tensor: FakeTensor) -> None:
 
 
 def cannot(func: Any, reason: str) -> str:
-    """Returns the message for an operator that cannot be dry-run.
-
-    Args:
-        func: The operator.
-        reason: Why.
-    """
+    """Returns the message for an operator that cannot be dry-run."""
     return f"{func} cannot be dry-run: {reason}. Record a real run of it, or leave the operator out of the dry run."
 
 
@@ -91,11 +86,7 @@ def require_cuda() -> None:
 
 
 def refuse_missing_device(refuse: Callable[[str], NoReturn]) -> None:
-    """Makes a job that ends for lack of CUDA explain how to simulate a device.
-
-    Args:
-        refuse: Ends the job with a message.
-    """
+    """Makes a job that ends for lack of CUDA explain how to simulate a device."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:

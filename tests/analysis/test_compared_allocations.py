@@ -16,7 +16,7 @@ from memprof.analysis.compared import comparison
 from memprof.analysis.compared.allocation_sequence import read_sequence
 from memprof.analysis.compared.comparison import EXTRA, MISSING, RESIZED, compare_sequences, find_gaps
 from memprof.cli.main import main
-from memprof.cli.pages.allocations_page import COLUMNS
+from memprof.cli.pages.diff.allocations_diff import COLUMNS
 from tests.recorder.recorded import record
 
 _KIB = 1024

@@ -21,7 +21,7 @@ from memprof.analysis.diff.moved_lines import with_moved_lines
 from memprof.analysis.diff.summary import Summary, read_summary, summarise, summary_to_json
 from memprof.analysis.report.splits import KINDS, NOTHING
 from memprof.cli.pages.diff.diff_data import diff_to_json
-from memprof.cli.pages.diff.diff_output import FORMATS, render
+from memprof.cli.verbs.diff import FORMATS, render
 from memprof.errors import InconclusiveError
 from memprof.trace.manifest import Manifest
 from memprof.trace.store import Trace

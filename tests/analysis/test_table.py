@@ -29,9 +29,8 @@ from memprof.analysis.table import (
     shown,
 )
 from memprof.cli.main import main
-from memprof.cli.page import Page
+from memprof.cli.page import Page, html_table
 from memprof.cli.pages.diff.diff_page import table_lines
-from memprof.cli.pages.html_page import html_table
 from tests.json_outputs import SCHEMAS
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"

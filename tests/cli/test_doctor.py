@@ -14,9 +14,17 @@ from typing import Any
 
 import pytest
 
-from memprof.launch.doctor.examine import OPTIONAL, check_libraries, check_output, check_shared_memory, judge_disk
+from memprof.launch.doctor.examine import (
+    OPTIONAL,
+    check_libraries,
+    check_output,
+    check_settings,
+    check_shared_memory,
+    check_variables,
+    judge_disk,
+    output_folder,
+)
 from memprof.launch.doctor.findings import FAIL, FIX, MISSING, NOTE, OK, Examination, Finding, Section
-from memprof.launch.doctor.surroundings import check_settings, check_variables, output_folder
 from memprof.launch.doctor.torch_check import judge_report
 from memprof.launch.torch_versions import NEWEST, OLDEST, as_numbers
 

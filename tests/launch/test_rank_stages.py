@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memprof.launch.dry.rank_roles import Grid, Roles, find_roles
-from memprof.launch.dry.rank_stages import share_between
+from memprof.launch.dry.rank_roles import Grid, Roles, find_roles, share_between
 from memprof.trace.files.rank_roles import RankRole, StageSurvey
 from memprof.virtual.ranks.role import most_stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.launch.dry.rank_turns import Turns, find_turns
+from memprof.launch.dry.rank_runs import Turns, find_turns
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,24 @@
-"""The options that several verbs share, and how they open a recording."""
+"""The options that several verbs share, how they open a recording, and the gates and commits that they judge by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from memprof.cli.options.command_classes import option
+from memprof.errors import UsageError
+from memprof.launch.parent.settings import read_gates
 
 if TYPE_CHECKING:
+    from memprof.analysis.diff.gates import Gate
+    from memprof.launch.commit_runs import CommitRuns
+    from memprof.launch.repository import Repository
     from memprof.trace.store import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,3 +119,72 @@ def open_trace(path: str, rank: int | None = None, *, is_scrubbed: bool) -> Trac
     from memprof.analysis.export.scrub import own_names, scrubbed
 
     return scrubbed(opened, names=own_names())
+
+
+HISTORY_FILE = "memory-history.jsonl"
+
+
+def chosen_gates(fail_on: tuple[str, ...], warn_on: tuple[str, ...]) -> tuple[list[Gate], list[Gate]]:
+    """Returns the gates that fail and those that warn: from the flags, else from the project.
+
+    Raises:
+        UsageError: A gate is invalid; the message names where it is defined.
+    """
+    from memprof.analysis.diff.gates import parse_gate
+
+    if fail_on or warn_on:
+        return [parse_gate(text) for text in fail_on], [parse_gate(text) for text in warn_on]
+    path, texts = read_gates(Path.cwd())
+    try:
+        return [parse_gate(text) for text in texts["fail"]], [parse_gate(text) for text in texts["warn"]]
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def job_words(words: Sequence[str], verb: str) -> tuple[str, ...]:
+    """Returns the job's words, without the dashes that may precede them.
+
+    Raises:
+        UsageError: There are none.
+    """
+    job = tuple(words[1:] if words[:1] == ("--",) else words)
+    if not job or job == ("-m",):
+        raise UsageError(f"no job to run: end the command with it, memprof {verb} ... -- train.py")
+    return job
+
+
+@contextmanager
+def open_runs(
+    repository: Repository, words: Sequence[str], device: str, links: Sequence[Path], history: Path | None
+) -> Iterator[CommitRuns]:
+    """Makes a worktree of the repository around the current folder, in which a job is dry-run.
+
+    Args:
+        repository: The repository.
+        words: The job.
+        device: The device to simulate; "" for the CPU.
+        links: What is linked into each checkout.
+        history: File of what is known, to which new measurements are added; None for none.
+
+    Raises:
+        UsageError: The device is unknown, or a link is missing.
+    """
+    from memprof.launch.commit_runs import CommitRuns
+    from memprof.launch.parent.settings import read_dry_window
+    from memprof.machines.card import find_card
+
+    if device:
+        find_card(device)
+    script = Path(words[0])
+    if script.is_absolute() and script.is_relative_to(repository.root):
+        # The commit's own file, not that of the working tree.
+        words = [os.path.relpath(script, Path.cwd().resolve()), *words[1:]]
+    with repository.worktree(links) as worktree:
+        yield CommitRuns(worktree, words, read_dry_window(Path.cwd()), device, history=history)
+
+
+def say(text: str) -> None:
+    """Prints a line of progress on stderr."""
+    from memprof.harmless import harmless
+
+    print(harmless(text), file=sys.stderr, flush=True)

@@ -126,14 +126,7 @@ def _show_end(page: Page, kind: str, trace: Trace, *, is_json: bool) -> None:
 
 
 def fill_allocator_page(page: Page, report: AllocatorReport, trace: str, top: int | None) -> None:
-    """Adds the caching allocator's behaviour in a step to a page.
-
-    Args:
-        page: The page.
-        report: The allocator report.
-        trace: The trace's path as the user gave it.
-        top: Maximum rows of the segment table; None for the default.
-    """
+    """Adds the caching allocator's behaviour in a step to a page."""
     unused = report.reserved_peak - report.at_growth.allocated
     verb = "would reserve" if report.device == "cpu" else "reserves"
     page.say(

@@ -41,16 +41,7 @@ def fill_estimate(
     *,
     has_reasons: bool,
 ) -> None:
-    """Adds an estimate to a page.
-
-    Args:
-        page: The page.
-        found: The estimate.
-        on: The device to compare with.
-        compared: The recording to compare with, part by part.
-        trace: The recording's path, "" without one.
-        has_reasons: Also show each formula's source and limitations.
-    """
+    """Adds an estimate to a page."""
     page.say(_verdict(found), "bold")
     page.say(describe_setting(found.setting, found.model), "dim")
     if on is not None:

@@ -161,11 +161,7 @@ def _fill(
 
 
 def plan_columns(dry_steps: DrySteps = NO_DRY_STEPS) -> tuple[Column, ...]:
-    """Returns the columns of the plan that fits a size.
-
-    Args:
-        dry_steps: Steps of dry runs, from which the plans were predicted.
-    """
+    """Returns the columns of the plan that fits a size."""
     return (
         Column("describe", None, TEXT, lambda one: one.plan.describe()),
         Column("peak_allocated_bytes", None, BYTES, attrgetter("peak_bytes")),

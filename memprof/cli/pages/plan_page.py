@@ -33,14 +33,7 @@ from memprof.units import (
 
 
 def fill_forecast(page: Page, made: Forecast, plan_path: Path | None, output: Path | None) -> None:
-    """Adds a prediction to a page.
-
-    Args:
-        page: The page.
-        made: The prediction.
-        plan_path: The plan file; None if there is none.
-        output: The trace that was written; None if none was.
-    """
+    """Adds a prediction to a page."""
     before, after = made.recorded, made.predicted
     page.say(_forecast_verdict(made), "bold")
     if made.plan.budget_bytes is not None:

@@ -35,14 +35,7 @@ from memprof.units import format_bytes
 def fill_suggestion(
     page: Page, found: Suggestion, written: Path | None, checked: tuple[Checked, ...] | None = None
 ) -> None:
-    """Adds the result of a search to a page.
-
-    Args:
-        page: The page.
-        found: The result.
-        written: Path the fastest plan was written to; None if it was not.
-        checked: Its plans that were dry-run; None if not requested.
-    """
+    """Adds the result of a search to a page."""
     answer = found.answer
     page.say(verdict(found, checked or ()), "bold")
     if simplest := describe_simplest(found):
@@ -94,15 +87,7 @@ def _schedule(found: Suggestion) -> str:
 
 
 def show_comparison(trace: str, step_number: int | None, rank: int | None, time_limit: float, *, is_json: bool) -> None:
-    """Runs every planner and prints the table.
-
-    Args:
-        trace: The recording.
-        step_number: The step; None for the one with the highest peak.
-        rank: The rank; None for the first.
-        time_limit: Time limit of each search, in seconds.
-        is_json: Print JSON instead.
-    """
+    """Runs every planner and prints the table."""
     opened = Trace.open(trace, rank)
     step = basis_of(opened, step_number).step
     with PointBar(len(SHARES) * len(planner_types())) as bar:

@@ -113,7 +113,7 @@ def export(
 
 def _write_summary(opened: Trace, output: Path | None) -> None:
     from memprof.analysis.diff.summary import summarise, summary_to_json
-    from memprof.cli.pages.diff.diff_output import write_text
+    from memprof.cli.verbs.diff import write_text
 
     text = json.dumps(summary_to_json(summarise(opened)), indent=1, allow_nan=False) + "\n"
     write_text(text, output)

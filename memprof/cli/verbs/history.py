@@ -11,8 +11,7 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli.options.command_classes import GroupedCommand, device_option, option, refuse_others
-from memprof.cli.options.gate_options import HISTORY_FILE, job_words, open_runs, say
-from memprof.cli.options.shared_options import json_option
+from memprof.cli.options.shared_options import HISTORY_FILE, job_words, json_option, open_runs, say
 from memprof.errors import UsageError
 from memprof.harmless import notify
 
@@ -234,7 +233,7 @@ def _bisect(
     from memprof.analysis.commits import compare_commits
     from memprof.analysis.diff.gates import parse_gate
     from memprof.cli.page import show
-    from memprof.cli.pages.bisect_page import bisection_to_json, fill_bisection, progress_line
+    from memprof.cli.pages.history_page import bisection_line, bisection_to_json, fill_bisection
     from memprof.errors import InconclusiveError
     from memprof.launch.commit_runs import bisect_commits, search_branches
     from memprof.launch.dry.dry_outcome import EndedError
@@ -259,7 +258,7 @@ def _bisect(
         def measure(commit: Commit) -> Measurement:
             one = runs.measure(commit)
             reference[:] = reference or [one]
-            say(progress_line(one, reference[0], judge, runs.count))
+            say(bisection_line(one, reference[0], judge, runs.count))
             return one
 
         def branches_of(merge: Commit) -> Iterator[list[Commit]]:

@@ -212,7 +212,9 @@ def record(
                 "--light follows a whole run, and a dry run (--dry-run, --device) ends after some steps: leave one out."
             )
     if light:
-        _refuse_window(ctx)
+        for name in ("skip", "steps", "stop"):
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise CannotStartError(f"--{name} does not apply: --light has no window. Leave one of them out.")
     device = _checked_device(device) if dry_run and device else ""  # a project's is for its dry runs
     if strict and not device and _is_typed(ctx, "strict"):
         raise CannotStartError("--strict is about a full GPU: name the one to simulate, --device rtx4090.")
@@ -368,14 +370,3 @@ def _refuse_with_whole(ctx: click.Context, *, has_plan: bool, has_ranks: bool) -
     if has_plan or has_ranks:
         given = "a plan" if has_plan else "ranks"
         raise CannotStartError(f"--whole does not skip calls correctly under {given} yet: leave one of them out.")
-
-
-def _refuse_window(ctx: click.Context) -> None:
-    """Rejects explicit window options together with --light; window settings of the project are ignored.
-
-    Raises:
-        CannotStartError: A window option is given.
-    """
-    for name in ("skip", "steps", "stop"):
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise CannotStartError(f"--{name} does not apply: --light has no window. Leave one of them out.")

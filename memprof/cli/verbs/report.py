@@ -148,7 +148,7 @@ def report(
         if page_kind == "leaks":
             if chosen_step is not None:
                 raise click.UsageError("--leaks is about all recorded steps: leave out --step.")
-            from memprof.cli.pages.report_questions import show_leaks
+            from memprof.cli.pages.report_page import show_leaks
 
             traces = [open_trace(path, rank, is_scrubbed=is_scrubbed) for path in (trace, *later)]
             show_leaks(traces, rank, top, is_json=is_json)
@@ -202,7 +202,7 @@ def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> 
     from memprof.analysis.ranks.rank_tables import ranks_to_json
     from memprof.analysis.ranks.stragglers import find_stragglers
     from memprof.cli.page import show
-    from memprof.cli.pages.report_questions import fill_rank_page
+    from memprof.cli.pages.report_page import fill_rank_page
 
     compared, found, notes = compare_ranks(opened), find_stragglers(opened), job_notes(opened)
     show(

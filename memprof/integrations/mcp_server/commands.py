@@ -137,10 +137,6 @@ def shortened(value: Any, most_bytes: int) -> Any:
 
     Of a list, the first entries are kept; of an object, every key as far as possible: the small parts whole, and the
     large ones sharing what is left.
-
-    Args:
-        value: JSON containers.
-        most_bytes: The limit.
     """
     if _size(value) <= most_bytes:
         return value

@@ -185,12 +185,7 @@ def check_recording(folder: Path, environment: Mapping[str, str]) -> Finding:
 
 
 def judge_report(report: dict[str, Any], seconds: float) -> Finding:
-    """Judges the output of ``memprof report --json`` for the job.
-
-    Args:
-        report: The report.
-        seconds: Time to record and read, in seconds.
-    """
+    """Judges the output of ``memprof report --json`` for the job."""
     held = report["at_peak"]["by_category"]
     for category in ("parameter", "gradient"):
         if held.get(category, 0) != _BYTES:

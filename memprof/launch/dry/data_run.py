@@ -25,11 +25,6 @@ _MOST_STEPS = 64
 def read_data(target: Target, device: str, seconds: float) -> DataBatches:
     """Reads the batches of a job's training data without training, and dry-runs it on the largest.
 
-    Args:
-        target: The job.
-        device: The simulated device; "" for the CPU.
-        seconds: Time that reading an epoch may take.
-
     Raises:
         EndedError: A signal that asks the whole command to end arrived meanwhile.
         InconclusiveError: The job could not be dry-run.

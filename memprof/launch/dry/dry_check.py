@@ -108,11 +108,6 @@ class DryChecks:
 
         The unmodified job is dry-run with the first of them: if it does not peak where it was recorded to, none is
         trusted.
-
-        Args:
-            frames: The policies of each.
-            basis: The steps as recorded.
-            say: Called with a sentence on each next action.
         """
 
         def run(requests: Sequence[DryRequest]) -> Sequence[DryOutcome]:

@@ -242,10 +242,6 @@ def search_shares(budget_bytes: int, kept_bytes: int) -> Generator[float, int, N
     assumed to fall evenly by ``kept_bytes``. The peak need not fall evenly, nor at all: where the same end of the range
     has moved twice, the range is halved, and a share with a higher peak than a larger one is its lower end. If nothing
     above such a share fits, those below it are tried, and 0 last.
-
-    Args:
-        budget_bytes: The budget.
-        kept_bytes: What a share of 1 keeps, approximately.
     """
     over = yield 1.0
     if over <= budget_bytes:

@@ -118,9 +118,6 @@ def check_plan(plan: Plan | None) -> None:
 def read_values_of(recording: Path | str) -> str:
     """Returns the values that a recorded job read, as JSON for the processes of its dry runs.
 
-    Args:
-        recording: The recording of the job.
-
     Returns:
         Rows of the table ``read_values``; "" if it has none, or cannot be read.
     """

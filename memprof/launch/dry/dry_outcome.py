@@ -55,11 +55,7 @@ class DryOutcome:
     is_refused: bool = False
 
     def describe_distrust(self, recorded_bytes: int) -> str:
-        """Returns why dry runs of a job are not trusted, given that of the job as it is; "" if it peaks as recorded.
-
-        Args:
-            recorded_bytes: The recorded peak.
-        """
+        """Returns why dry runs of a job are not trusted, given that of the job as it is; "" if it peaks as recorded."""
         if self.peak_bytes is None:
             return f"the job cannot be dry-run: {self.reason}"
         if abs(self.peak_bytes - recorded_bytes) <= _MOST_ERROR * recorded_bytes:
@@ -68,13 +64,7 @@ class DryOutcome:
         return f"a dry run of the unmodified job peaks at {format_bytes(self.peak_bytes)} ({off})"
 
     def checked(self, plan: Plan, one: Candidate, request: SearchRequest) -> Checked:
-        """Compares the run with the budget: what was reserved counts where that is a device's.
-
-        Args:
-            plan: The plan, as it was run.
-            one: The plan, as it was found.
-            request: The search request.
-        """
+        """Compares the run with the budget: what was reserved counts where that is a device's."""
         return Checked(
             plan,
             one.peak_bytes,

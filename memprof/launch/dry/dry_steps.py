@@ -39,12 +39,6 @@ def dry_run_frames(
 
     Where that is impossible, or the dry run has no step on the recorded inputs, the modelled steps remain.
 
-    Args:
-        frames: The frames.
-        basis: The steps as recorded.
-        recording: The recording's manifest.
-        run: Makes dry runs of the job.
-
     Returns:
         The steps of those that could be dry-run, and why the job refused others.
     """
@@ -64,13 +58,6 @@ def steps_at(
     policies: Sequence[Policy], path: Path, outcome: DryOutcome, basis: Basis, recording: Manifest
 ) -> tuple[DryOutcome, tuple[Step, ...] | None]:
     """Returns the steps of a dry run that was written to a file.
-
-    Args:
-        policies: The policies that the job was dry-run under.
-        path: The file.
-        outcome: The outcome of the dry run.
-        basis: The steps as recorded.
-        recording: The recording's manifest.
 
     Returns:
         The outcome, and one step per recorded step; None instead of the steps if the outcome says why there are none.
@@ -124,11 +111,7 @@ class FrameCache:
         return next(self._folder.glob(f"{self._job}-*.json"), None) is not None
 
     def find(self, request: DryRequest) -> DryOutcome | None:
-        """Returns the outcome of a kept dry run, and writes its recording to the requested path; None if there is none.
-
-        Args:
-            request: What is to be run.
-        """
+        """Returns the outcome of a kept dry run, and writes its recording to the requested path; None without one."""
         outcome, recording = self._paths(request)
         try:
             found = DryOutcome(**json.loads(outcome.read_text(encoding="utf-8")))
@@ -141,12 +124,7 @@ class FrameCache:
         return replace(found, was_started=False)
 
     def keep(self, request: DryRequest, outcome: DryOutcome) -> None:
-        """Keeps a dry run that has a peak.
-
-        Args:
-            request: What was run.
-            outcome: Its outcome.
-        """
+        """Keeps a dry run that has a peak."""
         if outcome.peak_bytes is None:
             return
         kept, recording = self._paths(request)

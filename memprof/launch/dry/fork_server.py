@@ -77,7 +77,10 @@ class _Server:
         while True:
             for found, _ in self._poller.poll():
                 if found in self._ranks:
-                    self._note_end(found)
+                    rank, pid = self._ranks.pop(found)
+                    self._poller.unregister(found)
+                    os.close(found)
+                    self._answer(rank, "status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                     continue
                 for request in self._requests():
                     if self._fork():
@@ -114,12 +117,6 @@ class _Server:
         self._ranks[descriptor] = rank, self._pid
         self._poller.register(descriptor, select.POLLIN)
         self._answer(rank, "pid", self._pid)
-
-    def _note_end(self, descriptor: int) -> None:
-        rank, pid = self._ranks.pop(descriptor)
-        self._poller.unregister(descriptor)
-        os.close(descriptor)
-        self._answer(rank, "status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def _answer(self, rank: int, key: str, value: int) -> None:
         try:
@@ -193,13 +190,7 @@ class _Imported:
         self._environment, self._folder = dict(os.environ), os.getcwd()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Finds a hidden module.
-
-        Args:
-            name: Its full name.
-            path: Ignored.
-            target: Ignored.
-        """
+        """Finds a hidden module."""
         if name not in self._modules:
             return None
         module = self._modules[name]
@@ -213,8 +204,9 @@ class _Imported:
         if name != "torch":
             importlib.import_module("torch")
             return
-        if _import_settings(self._environment) != _import_settings(os.environ):
-            _start_anew(self._environment, self._folder)
+        if _import_settings(self._environment) != _import_settings(os.environ):  # read while torch is imported: anew
+            os.chdir(self._folder)  # which the script's path may be relative to
+            os.execve(sys.executable, sys.orig_argv, dict(self._environment))
         sys.meta_path.remove(self)
         sys.modules.update(self._modules)
 
@@ -238,9 +230,3 @@ class _Finished(Loader):
 
 def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if is_read_at_import(name)}
-
-
-def _start_anew(environment: Mapping[str, str], folder: str) -> NoReturn:
-    """Starts this rank without a fork: its script set a variable that is read while torch is imported."""
-    os.chdir(folder)  # which the script's path may be relative to
-    os.execve(sys.executable, sys.orig_argv, dict(environment))

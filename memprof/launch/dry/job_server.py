@@ -212,7 +212,11 @@ class JobServer:
                 for one in list(running):
                     if now >= deadline and not one.reason:
                         one.reason = "its dry run did not end in time."
-                    _end_if_due(one, now)
+                    if one.reason and math.isinf(one.ended_at):
+                        one.ended_at = now
+                        _end(one, signal.SIGTERM)
+                    elif now - one.ended_at > _GRACE_S:
+                        _end(one, signal.SIGKILL)
                     status = one.process.poll()
                     if status is not None:
                         running.remove(one)
@@ -300,15 +304,6 @@ def _held_bytes(pid: int) -> int:
             with contextlib.suppress(psutil.Error):
                 total += each.memory_info().rss
     return total
-
-
-def _end_if_due(one: _Running, now: float) -> None:
-    """Asks a dry run with a reason to end, and kills it where it does not."""
-    if one.reason and math.isinf(one.ended_at):
-        one.ended_at = now
-        _end(one, signal.SIGTERM)
-    elif now - one.ended_at > _GRACE_S:
-        _end(one, signal.SIGKILL)
 
 
 def _end(one: _Running, number: int) -> None:

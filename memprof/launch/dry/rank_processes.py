@@ -58,13 +58,7 @@ class FreshRanks:
         self._stdout, self._stderr = stdout, stderr
 
     def start(self, rank: int, variables: Mapping[str, str], errors: Path | None) -> RankProcess:
-        """Starts a rank.
-
-        Args:
-            rank: Its number.
-            variables: Its own environment variables.
-            errors: File for its errors; None if its output is shown.
-        """
+        """Starts a rank."""
         environment = {**self._environment, **variables}
         if errors is None:
             return self.popen(environment)

@@ -1,4 +1,9 @@
-"""Dry-runs the ranks of a distributed job: one process for each distinct role, a few at a time."""
+"""Dry-runs the ranks of a distributed job: one process for each distinct role, a few at a time.
+
+As many run as there are processors, those that others wait for first. A rank that waits for a message of another takes
+no processor. It may be released by one that is no longer needed: ranks that were only started to send messages are
+stopped once these are sent, and ended when all others have ended.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +22,6 @@ import psutil
 
 from memprof.launch.dry.rank_processes import ForkedRanks, FreshRanks, RankProcess, start_ranks
 from memprof.launch.dry.rank_roles import Grid, find_roles
-from memprof.launch.dry.rank_turns import find_turns
 from memprof.launch.outcome.plan_marks import mark_refused
 from memprof.launch.parent.relay import SignalRelay
 from memprof.trace.files.private_file import FOLDER_MODE
@@ -32,6 +37,76 @@ from memprof.trace.files.rank_roles import (
     write_same,
 )
 
+
+@dataclass(frozen=True)
+class Turns:
+    """What ranks do until the next message or end.
+
+    Attributes:
+        going: Started ranks that run, or wait for a message; others are stopped.
+        starting: Ranks to start.
+        is_done: Whether no rank is needed any more.
+        is_stuck: Whether all needed ranks wait for one another.
+    """
+
+    going: frozenset[int]
+    starting: tuple[int, ...] = ()
+    is_done: bool = False
+    is_stuck: bool = False
+
+
+def find_turns(
+    alive: Collection[int],
+    ended: Collection[int],
+    waiting: Mapping[int, int],
+    wanted: Sequence[int],
+    most: int,
+    world_size: int = 0,
+) -> Turns:
+    """Returns which ranks run next.
+
+    Args:
+        alive: Ranks that were started and have not ended.
+        ended: Ranks that have ended.
+        waiting: Ranks that wait for a message, each with the rank that sends it.
+        wanted: Ranks to be dry-run, in order; they are known once rank 0 has ended.
+        most: Maximum number of ranks that run at a time.
+        world_size: Ranks of the job; those beyond are not started in advance.
+    """
+    needed: dict[int, None] = {}
+    awaited: list[int] = []
+    open_ranks = [0, *wanted]
+    while open_ranks:
+        rank = open_ranks.pop(0)
+        if rank in needed or rank in ended:
+            continue
+        needed[rank] = None
+        if rank in waiting:
+            awaited.append(waiting[rank])
+            open_ranks.append(waiting[rank])
+    # Most will be wanted, the last one certainly.
+    likely = sorted(alive, key=lambda rank: (rank != world_size - 1, rank))
+    others = [] if 0 in ended else [*_next_in_line(waiting, world_size), *likely]
+    order = dict.fromkeys((*awaited, *needed, *others))
+    turns = [rank for rank in order if rank not in waiting and rank not in ended][:most]
+    return Turns(
+        going=frozenset(rank for rank in alive if rank in turns or rank in waiting),
+        starting=tuple(rank for rank in turns if rank not in alive),
+        is_done=not needed,
+        is_stuck=bool(needed) and not turns,
+    )
+
+
+def _next_in_line(waiting: Mapping[int, int], world_size: int) -> list[int]:
+    """Returns ranks that will be waited for next, where ranks wait for one another in a line, as stages do at first."""
+    found = []
+    for rank, awaited in waiting.items():
+        step = awaited - rank
+        if waiting.get(rank - step) == rank and 0 <= awaited + step < world_size:
+            found.append(awaited + step)
+    return found
+
+
 #: Maximum number of ranks that are dry-run.
 MOST_RUNS = 32
 _POLL_S = 0.05
@@ -42,13 +117,7 @@ _LEAST_WORK_S, _IDLE_S = 0.1, 10.0
 
 
 def rank_environment(rank: int, ranks: int, nodes: int) -> dict[str, str]:
-    """Returns the variables that torchrun sets for a rank.
-
-    Args:
-        rank: Its number.
-        ranks: Ranks of the job.
-        nodes: Machines, each with the same number of ranks.
-    """
+    """Returns the variables that torchrun sets for a rank."""
     on_node = ranks // nodes
     numbers = {
         **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
@@ -119,9 +188,16 @@ class RankRuns:
                 wanted = [*self._wanted, *(rank for rank in self._surveyed if rank not in self._surveys)]
                 turns = find_turns(self._running, self._ended, waiting, wanted, self._most_running, self._ranks)
                 if turns.is_done:
-                    self._leave_out_others()
+                    others = [process.pid for process in self._running.values()]
+                    self._end()
+                    for pid in others:
+                        shutil.rmtree(self._spool / f"process-{pid}", ignore_errors=True)
                     return 0
-                self._note_stuck(is_stuck=turns.is_stuck)
+                now = time.monotonic()
+                if not turns.is_stuck:
+                    self._stuck_since = now
+                elif now - self._stuck_since > _STUCK_S:
+                    (self._folder / STUCK).touch()
                 self._note_progress(turns.going - waiting.keys())
                 self._take_turns(turns.going if self._may_stop else frozenset(self._running))
                 for rank in turns.starting:
@@ -154,14 +230,6 @@ class RankRuns:
                 found[rank] = int((self._folder / f"{WAITING}{rank}").read_text(encoding="ascii"))
         return found
 
-    def _note_stuck(self, *, is_stuck: bool) -> None:
-        """Lets the ranks end if all of them have waited for one another for some time."""
-        now = time.monotonic()
-        if not is_stuck:
-            self._stuck_since = now
-        elif now - self._stuck_since > _STUCK_S:
-            (self._folder / STUCK).touch()
-
     def _note_progress(self, busy: Collection[int]) -> None:
         """Lets all ranks run from now on where those that may use no processor: a stopped one may hold their lock."""
         used_s = 0.0
@@ -178,13 +246,6 @@ class RankRuns:
             if process.pid and (rank in self._stopped) == (rank in going):
                 process.send_signal(signal.SIGCONT if rank in going else signal.SIGSTOP)
                 self._stopped ^= {rank}
-
-    def _leave_out_others(self) -> None:
-        """Ends ranks that only sent messages; what they have recorded is no part of the recording."""
-        others = [process.pid for process in self._running.values()]
-        self._end()
-        for pid in others:
-            shutil.rmtree(self._spool / f"process-{pid}", ignore_errors=True)
 
     def _end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGCONT):

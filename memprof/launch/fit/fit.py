@@ -51,11 +51,6 @@ def fit(request: Request, search: Search, say: Callable[[str], None]) -> FitResu
     by the observed error; a plan that cannot be applied to the job, or under which the job fails, is excluded. An
     interruption (Ctrl-C) ends the fit with the best plan verified so far.
 
-    Args:
-        request: The job, the budget and the limits.
-        search: Searches for plans.
-        say: Called with a sentence on each next action and its result.
-
     Raises:
         BadInputError: The recording contains no operators.
         InconclusiveError: Nothing was recorded of the job, or no complete step.
@@ -109,7 +104,21 @@ def _fit(found: FitResult, search: Search, say: Callable[[str], None]) -> None:
         queue = PlanQueue(first.answer, lambda tighter: _searched(search, trace, tighter, dry_steps).answer)
         _try_plans(found, queue, first, rehearsal, say)
     if request.compiles:
-        _try_compiled(found, first, say)
+        slowdown = first.answer.search_request.most_slowdown
+        slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
+        outputs = found.request.outputs
+        for plan in compiled_plans(found):
+            say(f"trying {plan.describe()} (its effect can only be measured)")
+            attempt = _attempt(found, plan)
+            measured = attempt.measured
+            if measured is not None:
+                head = Trace.open(outputs.attempt).rank_trace(measured.rank)
+                attempt = dataclasses.replace(attempt, plan=measured_plan(plan, first, head, outputs.head))
+                found.least_bytes = min(found.least_bytes, measured.peak_bytes)
+            found.attempts.append(attempt)
+            say(describe_attempt(attempt))
+            if attempt.outcome == "fits" and not _time_of(attempt) > slowest_us:
+                _keep_if_best(found, attempt)
     if found.best is None:
         found.reason = why_none(found, first)
 
@@ -187,24 +196,6 @@ def _try_plans(
             _keep_if_best(found, attempt)
         else:
             queue.note_above(one, attempt.measured.peak_bytes)
-
-
-def _try_compiled(found: FitResult, first: Suggestion, say: Callable[[str], None]) -> None:
-    slowdown = first.answer.search_request.most_slowdown
-    slowest_us = math.inf if slowdown is None else (1 + slowdown) * first.answer.recorded.step_time_us
-    outputs = found.request.outputs
-    for plan in compiled_plans(found):
-        say(f"trying {plan.describe()} (its effect can only be measured)")
-        attempt = _attempt(found, plan)
-        measured = attempt.measured
-        if measured is not None:
-            head = Trace.open(outputs.attempt).rank_trace(measured.rank)
-            attempt = dataclasses.replace(attempt, plan=measured_plan(plan, first, head, outputs.head))
-            found.least_bytes = min(found.least_bytes, measured.peak_bytes)
-        found.attempts.append(attempt)
-        say(describe_attempt(attempt))
-        if attempt.outcome == "fits" and not _time_of(attempt) > slowest_us:
-            _keep_if_best(found, attempt)
 
 
 def _attempt(found: FitResult, plan: Plan) -> Attempt:

@@ -67,12 +67,7 @@ def describe_attempt(attempt: Attempt) -> str:
 
 
 def why_none(found: FitResult, first: Suggestion) -> str:
-    """Returns why no plan was kept: the closest candidate, and what would help.
-
-    Args:
-        found: The result of the fit.
-        first: The search for the budget.
-    """
+    """Returns why no plan was kept: the closest candidate, and what would help."""
     if not found.attempts:
         return describe_least(first)
     budget = format_bytes(found.budget_bytes)

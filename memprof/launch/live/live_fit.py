@@ -128,7 +128,9 @@ class LiveFit:
 
     def _advance(self) -> None:
         if self._watch is not None:
-            self._look_at_device(self._watch)
+            peak = self._watch.exceeded()
+            if peak:
+                _warn(sentences.later_step_took(peak, self.measured_bytes, self._budget_bytes))
             return
         if self._observed is None:
             return
@@ -222,11 +224,6 @@ class LiveFit:
         self.job = self.plan = self._chosen = None
 
     # -- afterwards ---------------------------------------------------------------------------------------------
-
-    def _look_at_device(self, watch: DevicePeak) -> None:
-        peak = watch.exceeded()
-        if peak:
-            _warn(sentences.later_step_took(peak, self.measured_bytes, self._budget_bytes))
 
     def _end(self, sentence: str) -> None:
         """Finishes: prints the result, and on a CUDA device keeps watching its counter."""

@@ -90,12 +90,7 @@ class DevicePeak:
     """
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
-        """Resets the counter.
-
-        Args:
-            device: A CUDA device.
-            limit_bytes: Expected peak.
-        """
+        """Resets the counter."""
         self._device = device
         self._limit_bytes = limit_bytes
         torch.cuda.reset_peak_memory_stats(device)
@@ -118,13 +113,7 @@ class StepEnds:
     def __init__(
         self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], then: Callable[[], None]
     ) -> None:
-        """Stores the callback; nothing is called before `install`.
-
-        Args:
-            model: The model that is trained.
-            optimizers: Its optimizers.
-            then: Called after each step.
-        """
+        """Stores the callback; nothing is called before `install`."""
         self._model, self._then = model, then
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._rounds = OptimizerRounds()

@@ -21,14 +21,7 @@ def job_fits(peak_bytes: int, budget_bytes: int, device_type: str) -> str:
 
 
 def plan_applied(one: Candidate, budget_bytes: int, recorded_bytes: int, recorded_us: float) -> str:
-    """Returns the message with a plan's predicted effect.
-
-    Args:
-        one: The plan.
-        budget_bytes: Maximum live bytes.
-        recorded_bytes: Peak of the unmodified job.
-        recorded_us: Its step time, in microseconds.
-    """
+    """Returns the message with a plan's predicted effect."""
     change = one.step_time_us / recorded_us - 1 if recorded_us else 0.0
     return (
         f"make_fit: applied {one.plan.describe()}; predicted peak {format_bytes(one.peak_bytes)} of "

@@ -214,10 +214,6 @@ def find_part(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 
     Either one parent per node starts the ranks there (torchrun, accelerate), or a launcher starts one parent per rank
     (mpirun, srun). With the same file name, they would overwrite one another.
-
-    Args:
-        arguments: The job's command line.
-        environment: The environment of this process.
     """
     # `1:4` is a job of one to four nodes.
     nodes = _option(arguments, _NODES) or environment.get("PET_NNODES", "")
@@ -273,10 +269,6 @@ def check_address(address: str, *, force: bool) -> None:
 
 def upload(path: Path, address: str) -> None:
     """Uploads a recording, and deletes the local file once the upload is complete.
-
-    Args:
-        path: The recording.
-        address: The destination.
 
     Raises:
         MemprofError: The upload failed; the local file stays, and no partial upload remains.

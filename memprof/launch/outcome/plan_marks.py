@@ -71,23 +71,21 @@ def _mark_first(spool: Path, name: str, text: str) -> None:
 
 def mark_applied(spool: Path, numbers: list[int]) -> None:
     """Records which policies of the plan this process has applied."""
-    try:
-        with open_private(os.path.join(spool, f"{_APPLIED}{os.getpid()}"), encoding="utf-8") as file:
-            json.dump(numbers, file)
-    except OSError:
-        # A full disk must not fail the job.
-        pass
+    _write_list(spool, _APPLIED, numbers)
 
 
 def mark_idle(spool: Path, sentences: list[str]) -> None:
     """Records which policies have had no effect in this process so far, one sentence each."""
+    _write_list(spool, _IDLE, sentences)
+
+
+def _write_list(spool: Path, name: str, values: list[Any]) -> None:
+    path = os.path.join(spool, f"{name}{os.getpid()}")
     with (
         contextlib.suppress(OSError),
-        open_private(  # a full disk must not fail the job
-            os.path.join(spool, f"{_IDLE}{os.getpid()}"), encoding="utf-8"
-        ) as file,
-    ):
-        json.dump(sentences, file)
+        open_private(path, encoding="utf-8") as file,
+    ):  # a full disk is no error
+        json.dump(values, file)
 
 
 def read_idle(spool: Path) -> list[str]:
@@ -132,9 +130,6 @@ def policy_at_fault(error: BaseException) -> str:
 
     Errors that the job's code, a module's forward or an optimizer raises inside a policy's wrapper are their own. An
     out-of-memory error hits whichever allocation comes last, so it is attributed to no policy.
-
-    Args:
-        error: The error, with its traceback.
     """
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error):
         return ""

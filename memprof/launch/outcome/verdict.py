@@ -71,12 +71,7 @@ class Verdict:
 
 
 def describe_recording(result: PackResult, target: str) -> Verdict:
-    """Returns the verdict on a recording.
-
-    Args:
-        result: The pack result.
-        target: The job, as the user named it.
-    """
+    """Returns the verdict on a recording."""
     from memprof.analysis.allocator.device_verdict import dry_fit
     from memprof.analysis.allocator.uncertainty import describe_torch
     from memprof.analysis.host.host_forecast import HostForecast

@@ -157,12 +157,7 @@ class HostSampler:
 
 
 def read_kinds(pid: int, proc: Path = _PROC) -> dict[str, int]:
-    """Returns the kinds of a process's memory in bytes, by the keys of a sample; none where the system does not tell.
-
-    Args:
-        pid: The process.
-        proc: The proc file system.
-    """
+    """Returns the kinds of a process's memory in bytes, by the keys of a sample; none where it is unknown."""
     kinds: dict[str, int] = {}
     try:
         lines = (proc / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines()

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 def record_job(target: Target, settings: Settings) -> int:
     """Runs a job under the recorder, packs the recording and prints the verdict.
 
-    Args:
-        target: What to run.
-        settings: How to record it.
-
     Returns:
         The job's own exit status, negative for the signal that killed it. If that is 0: 3 if nothing was recorded, or
         the budget verdict's if the job should fail over its budget.

@@ -135,12 +135,7 @@ def _pop_all() -> list[Any]:
 
 
 def with_tensors(func: Any, args: Any) -> tuple[Any, ...] | None:
-    """Returns an operator's arguments with tensors where its schema has them; None if no number was passed there.
-
-    Args:
-        func: The operator.
-        args: Its positional arguments, which it rejected.
-    """
+    """Returns an operator's arguments with tensors where its schema has them; None if no number was passed there."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return None

@@ -91,12 +91,7 @@ def is_read(func: Any) -> bool:
 
 
 def deciding(func: Any, args: Any) -> torch.Tensor | None:
-    """Returns the tensor of whose values an operator's result has as many rows; None where its size does not depend.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-    """
+    """Returns the tensor of whose values an operator's result has as many rows; None where its size does not depend."""
     if func is _aten.index.Tensor:
         return next((index for index in args[1] if index is not None and index.dtype in MASKS), None)
     tensor: torch.Tensor = args[1] if func is _aten.masked_select.default else args[0]
@@ -149,16 +144,7 @@ class ReadLog:
         self._step, self._is_on = step, is_recorded
 
     def add(self, func: Any, name: int, previous: int, args: Any, result: Any, frame: FrameType | None) -> None:
-        """Logs an operator that has run, if it `is_read`.
-
-        Args:
-            func: The operator.
-            name: The number of its name.
-            previous: The number of the name of the operator before it, -1 for none.
-            args: Its arguments.
-            result: Its result.
-            frame: The frame that called it.
-        """
+        """Logs an operator that has run, if it `is_read`."""
         if func in SCALARS:
             self._note(name, previous, 1, result, frame)
             return

@@ -51,14 +51,7 @@ def allocation_traits(intern: Callable[[str], int]) -> OperatorTraits:
 def kernel_traits(
     kernel: Callable[..., Any], name: str, access: KernelAccess, intern: Callable[[str], int]
 ) -> OperatorTraits:
-    """Returns what every run of a fused kernel has in common.
-
-    Args:
-        kernel: Runs it.
-        name: Its name in the generated code.
-        access: Which of its arguments it writes to.
-        intern: Numbers the names of operators.
-    """
+    """Returns what every run of a fused kernel has in common."""
     traits = OperatorTraits(kernel, intern(f"{_NAMESPACE}.{name}"))
     traits.mutated, traits.filled = access
     traits.flags = FLAG_MUTATES | FLAG_GENERATED
@@ -86,10 +79,6 @@ def kernel_access(sources: Sequence[Any]) -> KernelAccess:
 
 
 def cpp_kernels(source: str) -> Iterator[tuple[str, KernelAccess]]:
-    """Yields the C++ kernels of generated code: the name of each, and which arguments it writes to.
-
-    Args:
-        source: The code.
-    """
+    """Yields the C++ kernels of generated code: the name of each, and which arguments it writes to."""
     for name, types, text in _CPP_KERNEL.findall(source):
         yield name, kernel_access([[kind.strip(" '\"") for kind in types.split(",")], text])

@@ -33,14 +33,7 @@ class FailureLog:
     """
 
     def __init__(self, folder: Path, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
-        """Stores the recorder's shared components.
-
-        Args:
-            folder: Spool folder of this process.
-            log: Destination of the records.
-            registry: Numbers modules.
-            rounds: The job's optimizers.
-        """
+        """Stores the recorder's shared components."""
         self._folder = folder
         self._log = log
         self._registry = registry
@@ -124,13 +117,7 @@ class FailureLog:
 
 
 def describe_optimizer(optimizer: Any, number: int, updates: int) -> dict[str, Any]:
-    """Returns a record of the ``optimizers`` stream.
-
-    Args:
-        optimizer: The optimizer.
-        number: Its index among those of the job.
-        updates: Number of its updates so far.
-    """
+    """Returns a record of the ``optimizers`` stream."""
     kind = type(optimizer)
     # torch wraps `step` and names the wrapper after the original: a method of one of torch's own classes if a
     # class of the job's inherits it unchanged.

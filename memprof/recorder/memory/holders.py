@@ -190,13 +190,7 @@ def _is_own_frame(referrer: Any) -> bool:
 
 
 def _cycle(search: _Search, tensor: torch.Tensor, counted: Counter[int]) -> Any:
-    """Returns an object of the cycle that alone keeps a tensor alive; None if a variable or something unseen does.
-
-    Args:
-        search: The search.
-        tensor: The tensor.
-        counted: References that the search has to each object, by identity.
-    """
+    """Returns an object of the cycle that alone keeps a tensor alive; None if a variable or something unseen does."""
     if id(tensor) in search.found or not search.is_complete:
         return None
     leading = [number for number, target in search.below if target == id(tensor)]

@@ -112,12 +112,7 @@ class Inventory:
             self._state(tensor, INPUT, "", -1)
 
     def saved(self, tensor: torch.Tensor, node: str) -> None:
-        """Logs a tensor that an autograd node has saved.
-
-        Args:
-            tensor: The tensor.
-            node: The node's type, which names it.
-        """
+        """Logs a tensor that an autograd node has saved."""
         self._state(tensor, ACTIVATION, node, -1)
 
     def variable(self, tensor: torch.Tensor, name: str) -> None:

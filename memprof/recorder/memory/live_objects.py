@@ -81,9 +81,6 @@ def find_referrers(objects: Sequence[Any]) -> list[Any]:
     """Returns the objects that refer directly to some others, such as the dictionary of the script's variables.
 
     What `freeze_imports` left out is searched from now on.
-
-    Args:
-        objects: The others.
     """
     global _has_frozen  # noqa: PLW0603 - one garbage collector per process
     if _has_frozen:

@@ -45,33 +45,29 @@ def write_present(folder: Path) -> None:
     log = RawLog(SpoolWriter(folder))
     log.record("start", describe_process(Window(0, 1), is_late=True))
     with torch._C.DisableTorchFunction(), untraced(), torch.no_grad(), one_search(_KINDS):
-        _write_objects(log)
+        rounds, registry = OptimizerRounds(), ModuleRegistry(log)
+        inventory = Inventory(log, registry, rounds)
+        rounds.meet(live_optimizers(is_late=False))
+        registry.scan()
+        inventory.held(None)
+        inventory.outside.abandon()  # it has logged what it found, and nothing is followed
+        inventory.models()
+        for optimizer in rounds.alive():
+            inventory.optimizer_state(optimizer)
+            inventory.gradients(optimizer)
+        tensors, names = live_objects(torch.Tensor), _variables()
+        for tensor in tensors:
+            if id(tensor) in names and not is_computed(tensor) and not tensor.requires_grad:
+                inventory.variable(tensor, names[id(tensor)])
+        for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
+            inventory.saved(tensor, name)
+        inventory.inputs((tensors_of_data(),), {})
     Devices(log).sample()
     if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         segments = torch.cuda.memory._snapshot()["segments"]
         log.record("segments", {"segments": segment_records(segments), "blocks": list(block_rows(segments))})
     log.sample_rss()
     log.close()
-
-
-def _write_objects(log: RawLog) -> None:
-    rounds, registry = OptimizerRounds(), ModuleRegistry(log)
-    inventory = Inventory(log, registry, rounds)
-    rounds.meet(live_optimizers(is_late=False))
-    registry.scan()
-    inventory.held(None)
-    inventory.outside.abandon()  # it has logged what it found, and nothing is followed
-    inventory.models()
-    for optimizer in rounds.alive():
-        inventory.optimizer_state(optimizer)
-        inventory.gradients(optimizer)
-    tensors, names = live_objects(torch.Tensor), _variables()
-    for tensor in tensors:
-        if id(tensor) in names and not is_computed(tensor) and not tensor.requires_grad:
-            inventory.variable(tensor, names[id(tensor)])
-    for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
-        inventory.saved(tensor, name)
-    inventory.inputs((tensors_of_data(),), {})
 
 
 def _variables() -> dict[int, str]:
@@ -83,11 +79,7 @@ def _variables() -> dict[int, str]:
 
 
 def _saved(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors that autograd's graphs have saved, each with its operator; hooks of the job are not called.
-
-    Args:
-        tensors: Tensors with a graph.
-    """
+    """Yields the tensors that autograd's graphs have saved, each with its operator; hooks of the job are not called."""
     waiting: list[Any] = []
     for tensor in tensors:
         try:

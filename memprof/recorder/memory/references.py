@@ -163,11 +163,6 @@ def graphs_over_steps(
 
     A hidden state that carries its history into the next step's loss has a smaller graph than this loss.
 
-    Args:
-        computed: Tensors with a graph.
-        first: Sequence number of the first node that counts.
-        step_began_at: That of the first node of the last step.
-
     Returns:
         The sequence numbers of the nodes, and the tensor.
     """

@@ -55,13 +55,7 @@ def open_library(names: Sequence[str]) -> Any:
 
 
 def find_variable(library: Any, name: str, kind: Any) -> Any:
-    """Returns a variable of a library, None if it exports none of that name.
-
-    Args:
-        library: The library; None if there is none.
-        name: The variable's symbol.
-        kind: Its ctypes type.
-    """
+    """Returns a variable of a library, None if it exports none of that name."""
     try:
         return None if library is None else kind.in_dll(library, name)
     except ValueError:

@@ -111,12 +111,7 @@ class LoaderObserver:
                 one.is_forked = context.get_start_method() == "fork"
 
     def see(self, iterator: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Measures a batch.
-
-        Args:
-            iterator: The loader's iterator.
-            tensors: Those in the batch, one of each storage.
-        """
+        """Measures a batch."""
         found = self._by_iterator.get(iterator)
         if found is None or found.seen >= MOST_BATCHES:
             return
@@ -129,7 +124,8 @@ class LoaderObserver:
         if _sum(sizes) > _sum(found.sizes):
             found.sizes = sizes
         if self.measures and found.seen in _MEASURED:
-            self._measure(iterator, found)
+            for worker in vars(iterator).get("_workers", ()):
+                found.worker_bytes = max(found.worker_bytes, _own_bytes(worker.pid))
 
     def needs(self) -> Iterable[dict[str, Any]]:
         """Yields a record for each kind and size of memory, in the columns of `memprof.trace.schema.HostNeeds`."""
@@ -147,10 +143,6 @@ class LoaderObserver:
                 yield _of_batch(common, "pinned batch", one, size, count, size)
             for kind, size in one.data_bytes.items():
                 yield {**common, "kind": kind, "count": 1, "requested_bytes": size, "size_bytes": size}
-
-    def _measure(self, iterator: Any, found: _Loader) -> None:
-        for worker in vars(iterator).get("_workers", ()):
-            found.worker_bytes = max(found.worker_bytes, _own_bytes(worker.pid))
 
 
 def frames_of(frame: FrameType | None) -> Iterable[str]:

@@ -190,28 +190,17 @@ class TrainedModels:
         self._answers.clear()
 
     def begin_call(self, progress: Progress, module: torch.nn.Module, number: int, *, is_in_function: bool) -> None:
-        """Notes in the job's progress what an outermost call outside backward begins.
-
-        Args:
-            progress: The progress.
-            module: The model called.
-            number: Its number in the registry.
-            is_in_function: Gradients may be off because a custom autograd function of the job's calls it.
-        """
+        """Notes in the job's progress what an outermost call outside backward begins."""
         if torch.is_grad_enabled():
-            self._note_call(module, number)
+            if number not in self._called and not self._rounds.has_optimizers:
+                self._called.add(number)
+                self._differentiated.update(
+                    {id(each): weakref.ref(each) for each in parameters_of(module) if each.requires_grad}
+                )
+                self._answers.clear()
             progress.begin_model_call(module.training if self.is_trained(module, number) else None)
         elif not is_in_function and self.is_trained(module, number):
             progress.begin_evaluation()
-
-    def _note_call(self, module: torch.nn.Module, number: int) -> None:
-        """Notes that a model is called with gradients on."""
-        if number not in self._called and not self._rounds.has_optimizers:
-            self._called.add(number)
-            self._differentiated.update(
-                {id(each): weakref.ref(each) for each in parameters_of(module) if each.requires_grad}
-            )
-            self._answers.clear()
 
     def is_trained(self, module: torch.nn.Module, number: int) -> bool:
         """Whether a job trains a model or a part of it.

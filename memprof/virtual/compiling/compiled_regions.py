@@ -106,9 +106,6 @@ class CompiledRegions:
     def prepare(self, function: Any) -> bool:
         """Replaces torch's compiler, once, before the job uses it.
 
-        Args:
-            function: What the job compiles.
-
         Returns:
             Whether it can be compiled; otherwise it runs eagerly.
         """

@@ -243,10 +243,6 @@ def after_first(update: Callable[..., Any], compiled: Callable[..., Any]) -> Cal
 
     The first one creates the optimizer's state. torch would create it while it traces, where the recorder does not see
     it.
-
-    Args:
-        update: The update.
-        compiled: The same, compiled.
     """
     latest = [update, compiled]
 

@@ -17,7 +17,6 @@ from memprof.units import format_count
 from memprof.virtual.cudnn.library import (
     FIRST_VERSION,
     Call,
-    Candidate,
     CudnnError,
     Library,
     Rules,
@@ -106,7 +105,17 @@ class Answers:
             if self._library is None:
                 return None
             self._known[key] = found = self._find(self._library, call, rules)
-            self._keep(key, found)
+            size, most, certain = (
+                (-1, -1, 0) if found is None else (found.workspace_bytes, found.most_bytes, found.is_certain)
+            )
+            line = f"{key}\t{size}\t{most}\t{int(certain)}\n".encode()
+            with contextlib.suppress(OSError):  # a home that cannot be written: asked anew by the next dry run
+                make_private_folder(self._folder)
+                file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    os.write(file, line)  # one call: dry runs beside each other append whole lines
+                finally:
+                    os.close(file)
         answer = self._known[key]
         if answer is not None and not answer.is_certain:
             self.uncertain.add(key)
@@ -132,7 +141,10 @@ class Answers:
         most = 0
         try:
             for candidate in chain(library.candidates(call, rules), library.candidates(call, rules, "fallback")):
-                if _is_left_out(library, call, candidate):
+                if len(call.x.sizes) > 4 and any(
+                    (call.kind, candidate.engine) == (kind, engine) and since <= library.version <= until
+                    for kind, engine, since, until in _NOT_FOR_VOLUMES
+                ):
                     continue
                 if first is None:
                     first = bytes_on_card(library, call, candidate, self._card.machine.multiprocessors)
@@ -165,30 +177,10 @@ class Answers:
                     known[key] = None if size < 0 else Answer(size, most, bool(is_certain))
         return known
 
-    def _keep(self, key: str, answer: Answer | None) -> None:
-        size, most, certain = (
-            (-1, -1, 0) if answer is None else (answer.workspace_bytes, answer.most_bytes, answer.is_certain)
-        )
-        line = f"{key}\t{size}\t{most}\t{int(certain)}\n".encode()
-        with contextlib.suppress(OSError):  # a home that cannot be written: asked anew by the next dry run
-            make_private_folder(self._folder)
-            file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, line)  # one call: dry runs beside each other append whole lines
-            finally:
-                os.close(file)
-
     @property
     def _file(self) -> Path:
         machine = self._card.machine
         return self._folder / f"{self.version}-{machine.capability}-{machine.multiprocessors}.tsv"
-
-
-def _is_left_out(library: Library, call: Call, candidate: Candidate) -> bool:
-    return len(call.x.sizes) > 4 and any(
-        (call.kind, candidate.engine) == (kind, engine) and since <= library.version <= until
-        for kind, engine, since, until in _NOT_FOR_VOLUMES
-    )
 
 
 def _words(version: int) -> str:
@@ -200,9 +192,6 @@ def describe(card: Card) -> dict[str, Any]:
 
     Heuristics of 9.19 depend on the compute capability alone; the others must be there. Clocks, the PCI identifier and
     the cache are those of no card in particular.
-
-    Args:
-        card: The card.
     """
     major, minor = card.capability
     architecture = card.architecture

@@ -28,13 +28,7 @@ _CUDNN_VERSION = 91_501
 
 
 def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
-    """Patches torch with this implementation.
-
-    Args:
-        card: Properties of the device.
-        memory: Its memory.
-        snapshots: Writes the snapshots that the job takes.
-    """
+    """Patches torch with this implementation."""
     importlib.import_module("torch.utils.flop_counter")  # warns about components that a CUDA build would include
     native.install(card, memory)
     current.install()
@@ -44,7 +38,22 @@ def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
     _install_state(card)
     _install_classes()
     _install_numbers()
-    _put(torch.cuda, _from_the_driver(memory))
+    _put(
+        torch.cuda,
+        (
+            {
+                "is_available": _yes,
+                "is_bf16_supported": lambda *_, **__: torch.cuda.get_device_capability()[0] >= 8,
+                "utilization": lambda *_: 0,
+                "memory_usage": lambda *_: 0,
+                "device_memory_used": lambda *_: memory.reserved_bytes,
+                "temperature": lambda *_: 0,
+                "power_draw": lambda *_: 0,
+                "clock_rate": lambda *_: 0,
+                "list_gpu_processes": lambda *_: "no processes are running",
+            }
+        ),
+    )
     _put(torch.cuda.memory, snapshots.functions())
     _put(
         torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark", "range_start", "range_end"), native.nothing)
@@ -153,21 +162,6 @@ def _install_numbers() -> None:
     }
     _put(torch.cuda.random, answers)
     _put(torch.cuda, {name: getattr(torch.cuda.random, name) for name in answers})
-
-
-def _from_the_driver(memory: VirtualMemory) -> dict[str, Any]:
-    """Returns what torch would ask a real GPU's driver for."""
-    return {
-        "is_available": _yes,
-        "is_bf16_supported": lambda *_, **__: torch.cuda.get_device_capability()[0] >= 8,
-        "utilization": lambda *_: 0,
-        "memory_usage": lambda *_: 0,
-        "device_memory_used": lambda *_: memory.reserved_bytes,
-        "temperature": lambda *_: 0,
-        "power_draw": lambda *_: 0,
-        "clock_rate": lambda *_: 0,
-        "list_gpu_processes": lambda *_: "no processes are running",
-    }
 
 
 def _install_accelerator(accelerator: ModuleType) -> None:

@@ -44,9 +44,6 @@ class Current:
     def capture_into(self, pool: tuple[int, int]) -> None:
         """Allocates from a pool until ``end_capture``.
 
-        Args:
-            pool: Its identifier.
-
         Raises:
             RuntimeError: A graph is being captured.
         """

@@ -99,24 +99,20 @@ def install() -> None:
     # Up to torch 2.12, a fake tensor on the device would create a real one, to initialize CUDA.
     fakes.init_gpu_context = lambda *_: None
     fake: Any = FakeTensor
-    dispatch = fake.__torch_dispatch__.__func__
-
-    def answer(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _PRIM_DEVICE:
-            return answer_device(args[0])
-        return dispatch(cls, func, types, args, up(kwargs or {}))
-
-    fake.__torch_dispatch__ = classmethod(answer)
     mode: Any = FakeTensorMode
-    run = mode.__torch_dispatch__
 
-    def run_in_mode(this: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator in a mode of torch's own, such as that of ``torch.export``."""
-        if func is _PRIM_DEVICE:
-            return answer_device(args[0])
-        return run(this, func, types, args, up(kwargs or {}))
+    def answering(original: Any) -> Any:
+        """Returns a tensor's or a mode's dispatch that knows the device; ``torch.export`` has a mode of its own."""
 
-    mode.__torch_dispatch__ = run_in_mode
+        def dispatch(this: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _PRIM_DEVICE:
+                return answer_device(args[0])
+            return original(this, func, types, args, up(kwargs or {}))
+
+        return dispatch
+
+    fake.__torch_dispatch__ = classmethod(answering(fake.__torch_dispatch__.__func__))
+    mode.__torch_dispatch__ = answering(mode.__torch_dispatch__)
     # Else both would move constants to the device while the job exports a model.
     mode.avoid_device_init = property(lambda _: True)
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1

@@ -35,12 +35,7 @@ def result_at(place: int) -> int:
 
 
 def copied_steps(tensor: torch.Tensor, form: torch.memory_format = torch.contiguous_format) -> list[int]:
-    """Returns the step that allocates a tensor's copy in a layout; none if it has that layout.
-
-    Args:
-        tensor: The tensor.
-        form: The layout.
-    """
+    """Returns the step that allocates a tensor's copy in a layout; none if it has that layout."""
     return [] if tensor.is_contiguous(memory_format=form) else [tensor.numel() * tensor.element_size()]
 
 
@@ -66,13 +61,7 @@ class VirtualMemory:
     """
 
     def __init__(self, settings: Settings, *, context_bytes: int = 0, is_strict: bool = False) -> None:
-        """Starts with nothing reserved.
-
-        Args:
-            settings: Settings of the allocator.
-            context_bytes: Memory of the device outside the allocator.
-            is_strict: As in the attribute.
-        """
+        """Starts with nothing reserved."""
         self.is_strict = is_strict
         self.context_bytes = context_bytes
         self.allocator = CachingAllocator(settings)

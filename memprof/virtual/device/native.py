@@ -31,12 +31,7 @@ _WORKSPACE_BYTES = 8_519_680
 
 
 def install(card: Card, memory: VirtualMemory) -> None:
-    """Puts the functions and classes into ``torch._C``.
-
-    Args:
-        card: Properties of the device.
-        memory: Its memory.
-    """
+    """Puts the functions and classes into ``torch._C``."""
     written = {
         **_device(card),
         **_streams(),

@@ -202,12 +202,6 @@ def out_of_memory(
     """Reports a failed request to the job's observers and returns the error that torch raises for it.
 
     Its text follows c10/cuda/CUDACachingAllocator.cpp: libraries recognize it by its beginning.
-
-    Args:
-        allocator: The device's allocator, after its cache was released.
-        requested: Bytes of the tensor.
-        context_bytes: Memory of the device outside the allocator.
-        observers: The job's observers.
     """
     settings = allocator.settings
     asked = segment_size(rounded_request(requested, settings.divisions))

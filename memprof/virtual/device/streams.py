@@ -13,6 +13,10 @@ from memprof.virtual.device.current import CURRENT, ORDINALS
 CUDA_TYPE = 1
 
 
+def _nothing(_self: Any, *_: Any, **__: Any) -> None:
+    """Returns at once: operators run in the job's own order, and a graph is never executed."""
+
+
 class Stream:
     """A stream that runs nothing: what a dry run executes, it executes in the job's own order.
 
@@ -50,14 +54,7 @@ class Stream:
 
         return ctypes.c_void_p(self.cuda_stream)
 
-    def synchronize(self) -> None:
-        """Returns at once."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Returns at once."""
-
-    def wait_event(self, event: Any) -> None:
-        """Returns at once."""
+    synchronize = wait_stream = wait_event = __exit__ = _nothing
 
     def query(self) -> bool:
         """Returns True: all work is done."""
@@ -76,9 +73,6 @@ class Stream:
     def __enter__(self) -> Stream:
         """Does nothing: operators run in order anyway."""
         return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing."""
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same stream."""
@@ -142,11 +136,7 @@ class Event:
         """Stores the current time."""
         self._recorded_s = time.perf_counter()
 
-    def synchronize(self) -> None:
-        """Returns at once."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Returns at once."""
+    synchronize = wait = _nothing
 
     def query(self) -> bool:
         """Returns True: all work is done."""
@@ -219,8 +209,7 @@ class CUDAGraph:
         CURRENT.end_capture()
         self._is_captured = True
 
-    def instantiate(self) -> None:
-        """Does nothing: nothing is executed."""
+    instantiate = enable_debug_mode = debug_dump = _nothing
 
     def replay(self) -> None:
         """Takes no memory.
@@ -245,12 +234,6 @@ class CUDAGraph:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
-    def enable_debug_mode(self) -> None:
-        """Has no effect: a dry run builds no graph."""
-
-    def debug_dump(self, debug_path: str) -> None:
-        """Has no effect: a dry run builds no graph."""
-
     def get_graph_data(self) -> dict[str, Any]:
         """Returns an empty dictionary: a dry run builds no graph."""
         return {}
@@ -259,6 +242,4 @@ class CUDAGraph:
         """Returns no handle: 0."""
         return 0
 
-    def raw_cuda_graph_exec(self) -> int:
-        """Returns no handle: 0."""
-        return 0
+    raw_cuda_graph_exec = raw_cuda_graph

@@ -213,12 +213,7 @@ class VirtualDevice:
             return 0, 0  # sparse and opaque tensors
 
     def _hold(self, result: Any, *, reads: bool) -> bool:
-        """Assigns blocks to results on the device; returns whether there are any.
-
-        Args:
-            result: An operator's result.
-            reads: Whether an input of the operator is on the device.
-        """
+        """Assigns blocks to results on the device; returns whether there are any."""
         is_here = False
         for tensor in tensors_in(result):
             if not isinstance(tensor, FakeTensor):

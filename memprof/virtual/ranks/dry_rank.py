@@ -81,11 +81,7 @@ class DryRank:
 
 
 def leave_out_checkpoints(count_left_out: Callable[[str], None]) -> None:
-    """Makes torch.distributed.checkpoint write and read nothing; tensors that a job loads into stay as they are.
-
-    Args:
-        count_left_out: Called for each checkpoint.
-    """
+    """Makes torch.distributed.checkpoint write and read nothing; tensors that a job loads into stay as they are."""
     # Lazy: only distributed jobs need it, and it takes a third of a second.
     from torch.distributed import checkpoint as distributed_checkpoint
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -203,10 +199,6 @@ def allow_missing_ranks(role: Role, joined: Callable[[], None]) -> None:
     """Makes the job's process groups consist of this process alone, whatever their world size.
 
     Every collective completes immediately. Its tensors have their real sizes, and their values are never read.
-
-    Args:
-        role: Receives the groups.
-        joined: Called when the job has created its process group.
     """
     groups: Any = torch.distributed.distributed_c10d
     original, create = groups.init_process_group, groups._new_group_with_tag

@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,46 +67,20 @@ class Objects:
         setattr(dist, name, function)
         setattr(dist.distributed_c10d, name, function)
 
-    def _all_gather(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        if _is_member(group):
-            object_list[:] = [copy.deepcopy(obj) for _ in object_list]
+    @staticmethod
+    def _all_gather(given: SimpleNamespace) -> None:
+        given.object_list[:] = [copy.deepcopy(given.obj) for _ in given.object_list]
 
-    def _gather(
-        self,
-        obj: Any,
-        object_gather_list: list[Any] | None = None,
-        dst: int | None = None,
-        group: Any = None,
-        group_dst: int | None = None,
-    ) -> None:
-        if _is_member(group) and object_gather_list is not None and self._role.rank == _rank(group, dst, group_dst):
-            object_gather_list[:] = [copy.deepcopy(obj) for _ in object_gather_list]
+    def _gather(self, given: SimpleNamespace) -> None:
+        if given.object_gather_list is not None and self._role.rank == _peer(given):
+            given.object_gather_list[:] = [copy.deepcopy(given.obj) for _ in given.object_gather_list]
 
-    def _broadcast(
-        self,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
-    ) -> None:
-        if not _is_member(group):
-            return
-        found = self._from_one("broadcast", object_list, _rank(group, src, group_src), group)
-        object_list[:] = found
+    def _broadcast(self, given: SimpleNamespace) -> None:
+        given.object_list[:] = self._from_one("broadcast", given.object_list, _peer(given), given.group)
 
-    def _scatter(
-        self,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None,
-        group: Any = None,
-        group_src: int | None = None,
-    ) -> None:
-        if not _is_member(group):
-            return
-        found = self._from_one("scatter", scatter_object_input_list, _rank(group, src, group_src), group)
-        scatter_object_output_list[0] = found[dist.get_rank(group)]
+    def _scatter(self, given: SimpleNamespace) -> None:
+        found = self._from_one("scatter", given.scatter_object_input_list, _peer(given), given.group)
+        given.scatter_object_output_list[0] = found[dist.get_rank(given.group)]
 
     def _from_one(self, kind: str, value: Any, source: int, group: Any) -> Any:
         members = dist.get_process_group_ranks(group)
@@ -114,32 +89,17 @@ class Objects:
             return value
         return self._messages.receive(kind, members, source, -1)
 
-    def _send_list(
-        self,
-        object_list: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_dst: int | None = None,
-        use_batch: bool = False,
-    ) -> None:
-        target = _rank(group, dst, group_dst)
+    def _send_list(self, given: SimpleNamespace) -> None:
+        target = _peer(given)
         self._role.note_peer(target)
-        self._messages.send("object", dist.get_process_group_ranks(group), self._role.rank, target, object_list)
+        members = dist.get_process_group_ranks(given.group)
+        self._messages.send("object", members, self._role.rank, target, given.object_list)
 
-    def _receive_list(
-        self,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
-        use_batch: bool = False,
-    ) -> int:
-        source = _rank(group, src, group_src)
+    def _receive_list(self, given: SimpleNamespace) -> int:
+        source = _peer(given)
         self._role.note_peer(source)
-        members = dist.get_process_group_ranks(group)
-        object_list[:] = self._messages.receive("object", members, source, self._role.rank)
+        members = dist.get_process_group_ranks(given.group)
+        given.object_list[:] = self._messages.receive("object", members, source, self._role.rank)
         return source
 
     def _with_values(self, original: Any) -> Any:
@@ -206,10 +166,16 @@ class Objects:
                 note(tensor, torch.tensor(found, dtype=tensor.dtype))
 
 
-def _replacing(original: Any, function: Callable[..., Any]) -> Any:
+def _replacing(original: Any, function: Callable[[SimpleNamespace], Any]) -> Any:
+    """Returns what stands for a function of torch's: it gets the arguments by name, where this rank is in the group."""
+    form = inspect.signature(original)
+
     @wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        given = form.bind(*args, **kwargs)
+        given.apply_defaults()
+        named = SimpleNamespace(**given.arguments)
+        return None if named.group is dist.GroupMember.NON_GROUP_MEMBER else function(named)
 
     return replacement
 
@@ -219,8 +185,13 @@ def _carries_values(tensor: torch.Tensor) -> bool:
     return is_whole and tensor.numel() <= _MOST_ELEMENTS
 
 
-def _is_member(group: Any) -> bool:
-    return group is not dist.GroupMember.NON_GROUP_MEMBER
+def _peer(given: SimpleNamespace) -> int:
+    """Returns the global rank of the one that sends to others or receives from them."""
+    return next(
+        _rank(given.group, getattr(given, first), getattr(given, second, None))
+        for first, second in zip(*_PEERS, strict=True)
+        if hasattr(given, first)
+    )
 
 
 def _rank(group: Any, rank: int | None, group_rank: int | None) -> int:

@@ -107,11 +107,6 @@ class Role:
         """Notes the communicator of a tensor on the device that is sent or received.
 
         torch creates one for each pair of ranks, and uses the group's for transfers in a batch.
-
-        Args:
-            rank: The other rank.
-            group: The process group; None for that of all ranks.
-            is_batched: Whether it is part of a batch.
         """
         groups: Any = torch.distributed.distributed_c10d
         name = (group or groups.GroupMember.WORLD).group_name

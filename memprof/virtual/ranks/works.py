@@ -24,11 +24,7 @@ class Work(dist.Work):  # type: ignore[misc]  # a class of C++'s
     """A collective, or a tensor being sent. Its tensors stay in memory as long as the job keeps this."""
 
     def __init__(self, tensors: Any) -> None:
-        """Keeps the tensors.
-
-        Args:
-            tensors: What is sent, or what receives the collective's result: a tensor or a list of tensors.
-        """
+        """Keeps the tensors."""
         super().__init__()
         self._tensors = tensors if isinstance(tensors, list) else [tensors]
 
@@ -40,9 +36,7 @@ class Work(dist.Work):  # type: ignore[misc]  # a class of C++'s
         """Returns True."""
         return True
 
-    def is_success(self) -> bool:
-        """Returns True."""
-        return True
+    is_success = is_completed
 
     def result(self) -> list[torch.Tensor]:
         """Returns the tensors."""
@@ -79,9 +73,7 @@ class Done(torch.futures.Future[Any]):
         """Returns the value."""
         return self._value
 
-    def value(self) -> Any:
-        """Returns the value."""
-        return self._value
+    value = wait
 
     def then(self, callback: Callable[..., Any]) -> Done:
         """Calls a function with this future at once; returns a future of what it returned."""
@@ -139,15 +131,7 @@ class GradBucket:
         *,
         is_last: bool,
     ) -> None:
-        """Keeps what it consists of.
-
-        Args:
-            index: The bucket's number.
-            buffer: All gradients one after the other.
-            gradients: Views of the buffer.
-            parameters: The parameters of the gradients.
-            is_last: Whether it is the last bucket of a backward.
-        """
+        """Keeps what it consists of."""
         self._index, self._buffer, self._gradients, self._parameters = index, buffer, gradients, parameters
         self._is_last = is_last
 

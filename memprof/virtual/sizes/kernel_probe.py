@@ -84,7 +84,7 @@ class Kernels:
             or packet in _DECOMPOSITIONS
             or is_library
             or casts
-            or _mixes_types(func, inputs)
+            or (torch.Tag.pointwise in getattr(func, "tags", ()) and len({tensor.dtype for tensor in inputs}) > 1)
         ):
             return result, 0
         tensors = [*inputs, *tensors_in([result])]
@@ -104,12 +104,6 @@ class Kernels:
 
         Some rules for fake tensors support only a device's kernel, and reject inputs that the processor's accepts:
         that of ``_grouped_mm`` requires bfloat16, which mixtures of experts in float32 do not have.
-
-        Args:
-            func: The operator.
-            args: Its arguments, fake tensors.
-            kwargs: Its keyword arguments.
-            make: Creates a fake tensor of a given size, strides and type.
         """
         schema = func._schema
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
@@ -258,11 +252,6 @@ def _rnn_workspace(args: list[Any]) -> Any:
     settings = (reverse, batch_sizes, mode, hidden_size, layers, has_biases, is_bidirectional, is_batch_first, train)
     with torch.enable_grad():
         return _aten.mkldnn_rnn_layer.default(*args[:7], *settings)[-1]
-
-
-def _mixes_types(func: Any, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether an elementwise kernel converts inputs first: on the processor, to copies in the type of its result."""
-    return torch.Tag.pointwise in getattr(func, "tags", ()) and len({tensor.dtype for tensor in inputs}) > 1
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:

@@ -16,15 +16,6 @@ from memprof.virtual.values.known import known
 _aten = torch.ops.aten
 
 
-def sized_by_data(func: Any) -> Callable[..., Any] | None:
-    """Returns the replacement of an operator that reads the data of one argument to size its result.
-
-    Returns:
-        A function of the operator's arguments; None if the operator is not of that kind.
-    """
-    return _SIZED.get(func)
-
-
 def pad_packed(
     packed: torch.Tensor, batch_sizes: torch.Tensor, is_batch_first: bool, padding: float, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,17 +54,6 @@ def _pack_backward(gradient: torch.Tensor, size: Any, _batch_sizes: torch.Tensor
     return torch.empty(tuple(size), dtype=gradient.dtype)
 
 
-_SIZED: dict[Any, Callable[..., Any]] = {
-    _aten._pack_padded_sequence.default: _pack,
-    _aten._pack_padded_sequence_backward.default: _pack_backward,
-}
-
-
-def ctc_shape(func: Any) -> Callable[..., Any] | None:
-    """Returns the shape function of an operator of the loss; None for others."""
-    return _SHAPES.get(func)
-
-
 def ctc_temporary_bytes(func: Any, args: Any) -> int:
     """Returns what the kernel of an operator of the loss takes in addition to its result: the backward variables."""
     return int(args[6].nbytes) if func in _BACKWARD else 0
@@ -105,7 +85,10 @@ def _gradient(_gradient: Any, log_probs: Any, *_: Any, **__: Any) -> Any:
 
 
 _BACKWARD = {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}
-_SHAPES: dict[Any, Callable[..., Any]] = {
+#: Replacements of operators that read the data of one argument to size their results.
+SIZED_BY_DATA: dict[Any, Callable[..., Any]] = {
+    _aten._pack_padded_sequence.default: _pack,
+    _aten._pack_padded_sequence_backward.default: _pack_backward,
     _aten._ctc_loss.default: _loss,
     _aten._ctc_loss.Tensor: _loss,
     _aten._ctc_loss_backward.default: _gradient,

@@ -41,15 +41,7 @@ def extrapolate(
     outputs: Sequence[torch.Tensor],
     measure: Callable[[Any, Any, Any], Measured | None],
 ) -> Measured | None:
-    """Returns what an operator takes, from three smaller batches; None if they cannot be made or are on no line.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        outputs: The tensors of its result, of the right shapes.
-        measure: Runs an operator with such arguments; returns None if it raises.
-    """
+    """Returns what an operator takes, from three smaller batches; None if they cannot be made or are on no line."""
     named = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
     dims, size = _grown_dims(func, named | kwargs)
     tensors = {name: value for name, value in (named | kwargs).items() if isinstance(value, torch.Tensor)}

@@ -26,13 +26,7 @@ def internal(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a fake tensor over a mapped file, whose storage is not counted as memory of torch's allocator.
-
-    Args:
-        size: Its size.
-        stride: Its strides.
-        dtype: Its type.
-    """
+    """Returns a fake tensor over a mapped file, whose storage is not counted as memory of torch's allocator."""
     places = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if 0 not in size else 0
     storage = torch.UntypedStorage(places * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
     setattr(storage, _MAPPED, True)

@@ -149,15 +149,7 @@ class Results:
     """Turns a kernel's results into fake tensors that share memory with its arguments where the real ones do."""
 
     def __init__(self, mode: FakeTensorMode, func: Any, device: torch.device, given: Any, run: Run) -> None:
-        """Pairs an operator's arguments with those of its kernel.
-
-        Args:
-            mode: The dry run's mode, off.
-            func: The operator.
-            device: Where its result is.
-            given: Its arguments.
-            run: Its kernel's run on the processor.
-        """
+        """Pairs an operator's arguments with those of its kernel."""
         self._mode = mode
         self._device = device
         self._is_on_device = device.type != "cpu"

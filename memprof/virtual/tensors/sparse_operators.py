@@ -105,12 +105,6 @@ class SparseOperators:
     def run(self, mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Runs an operator.
 
-        Args:
-            mode: The dry run's mode, off.
-            func: The operator.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-
         Returns:
             Its result, and its kernel's peak memory beyond it on the processor, in bytes.
         """
@@ -143,7 +137,8 @@ class SparseOperators:
         result = results.of(run.result)
         if func is _BAG_BACKWARD and values_of(args[1]) is None:
             share(result, parts_of(result), spread_pattern((result.shape[0],), args[1].numel()))
-        self._count_bound(func, result)
+        if is_sparse(result) and not pattern_of(result).is_certain and func is _aten._coalesce.default:
+            self._answers.count_bound(func)
         if func is _TO_DENSE:
             _mark_dense(args[0], result)
         if run.extra_bytes is None:
@@ -214,11 +209,6 @@ class SparseOperators:
         if found is None:
             self._untried[str(func)] += 1
         return found or 0
-
-    def _count_bound(self, func: Any, result: Any) -> None:
-        """Counts a result whose number of elements follows from places that are not known."""
-        if is_sparse(result) and not pattern_of(result).is_certain and func is _aten._coalesce.default:
-            self._answers.count_bound(func)
 
 
 def _key(value: Any) -> Any:

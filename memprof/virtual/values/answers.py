@@ -116,12 +116,7 @@ class Answers:
         return result
 
     def value(self, tensor: torch.Tensor, func: Any = _aten._local_scalar_dense.default) -> Any:
-        """Returns the value of a one-element tensor: one that is certain, was recorded, or else its placeholder.
-
-        Args:
-            tensor: The tensor.
-            func: The operator that reads it.
-        """
+        """Returns the value of a one-element tensor: one that is certain, was recorded, or else its placeholder."""
         self.reads += 1
         frame = sys._getframe(1)
         recorded, certain = self.recorded.value(func, frame), known(tensor)
@@ -142,12 +137,7 @@ class Answers:
         return _of_type(tensor.dtype, getattr(tensor, _VALUE, None)) if asserted is None else asserted
 
     def values(self, tensor: torch.Tensor, method: str = "numpy") -> torch.Tensor:
-        """Returns a real tensor with a tensor's values, as far as they are certain or recorded, or its placeholder.
-
-        Args:
-            tensor: The tensor.
-            method: The method that reads them.
-        """
+        """Returns a real tensor with a tensor's values, as far as they are certain or recorded, or its placeholder."""
         self.reads += 1
         recorded, certain = self.recorded.value(LISTED[method], sys._getframe(2)), known(tensor)
         if recorded is not None and (certain is None or has_shares(tensor)):

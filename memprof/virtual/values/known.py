@@ -113,11 +113,7 @@ def is_data(func: Any, result: Any) -> bool:
 
 
 def known(tensor: Any) -> torch.Tensor | None:
-    """Returns the values of a tensor on the processor; None where they are not known.
-
-    Args:
-        tensor: A tensor without values, or one with data.
-    """
+    """Returns the values of a tensor on the processor; None where they are not known."""
     if isinstance(tensor, FakeTensor):
         kept: _Values | _Filling | None = getattr(tensor, _KNOWN, None)
         return kept.values if kept is not None and kept.writes == _writes(tensor) else None
@@ -127,14 +123,7 @@ def known(tensor: Any) -> torch.Tensor | None:
 
 
 def follow_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Notes the values of an operator's result where they are certain; forgets those of tensors that it writes to.
-
-    Args:
-        func: The operator.
-        args: Its arguments, with data where they have it.
-        kwargs: Its keyword arguments.
-        result: Its result.
-    """
+    """Notes the values of an operator's result where they are certain; forgets those of tensors that it writes to."""
     if func._schema.is_mutable:
         changed = _changed(func, args, kwargs)
         for tensor in _fakes(list(written(func, args, kwargs))):
@@ -196,13 +185,7 @@ def compute(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def write(func: Any, args: Any, kwargs: Any) -> bool:
-    """Runs an operator that writes to a tensor with data, if all its arguments are known; returns whether it ran.
-
-    Args:
-        func: The operator.
-        args: Its arguments, with data where they have it.
-        kwargs: Its keyword arguments.
-    """
+    """Runs an operator that writes to a tensor with data, if all its arguments are known; returns whether it ran."""
     if getattr(func, "overloadpacket", None) not in _CHANGES or known(args[0]) is not args[0]:
         return False
     return _run(func, args, kwargs) is not None

@@ -158,11 +158,6 @@ def position_bytes(func: Any, args: Any, result: Any) -> int:
 
     Source: ``expandTensors`` in aten/src/ATen/native/IndexingUtils.h and ``masked_select_out_impl_cpu`` in
     TensorAdvancedIndexing.cpp.
-
-    Args:
-        func: The operator.
-        args: Its arguments, with data where they have it.
-        result: Its result.
     """
     packet = getattr(func, "overloadpacket", None)
     if packet is _aten.index or packet in _INDEX_PUTS:

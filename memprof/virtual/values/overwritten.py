@@ -19,11 +19,7 @@ _STAND_IN = "_memprof_stand_in"
 
 
 def stand_in(tensor: torch.Tensor) -> FakeTensor | None:
-    """Returns what stands for the whole memory of a tensor with data that was written to without values; else None.
-
-    Args:
-        tensor: A tensor with data.
-    """
+    """Returns what stands for the whole memory of a tensor with data that was written to without values; else None."""
     if not is_integral(tensor) or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return None
     found: FakeTensor | None = getattr(tensor.untyped_storage(), _STAND_IN, None)
@@ -31,15 +27,7 @@ def stand_in(tensor: torch.Tensor) -> FakeTensor | None:
 
 
 def note_overwritten(func: Any, args: Any, kwargs: Any, lent: Any, lent_by_name: Any) -> None:
-    """Notes that an operator wrote values to tensors with data that a dry run does not compute.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        lent: Its arguments with fake tensors in place of those with data.
-        lent_by_name: The same of its keyword arguments.
-    """
+    """Notes that an operator wrote values to tensors with data that a dry run does not compute."""
     for tensor, fake in zip(written(func, args, kwargs), written(func, lent, lent_by_name), strict=True):
         if type(tensor) is not torch.Tensor or not is_integral(tensor) or not tensor.numel():
             continue
@@ -76,13 +64,7 @@ class InPlace:
         self._zeros: weakref.ref[torch.Tensor] | None = None
 
     def result(self, func: Any, args: Any, result: Any) -> Any:
-        """Returns an operator's result: the zeros passed to it, if they are backward's own and fresh.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            result: Its result, a fake tensor.
-        """
+        """Returns an operator's result: the zeros passed to it, if they are backward's own and fresh."""
         if func is _LENDING:
             return result
         zeros, self._zeros = self._zeros, None

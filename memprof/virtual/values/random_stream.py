@@ -44,22 +44,12 @@ class RandomStream:
         return self._noted
 
     def end_note(self, noted: list[Callable[[], Any]]) -> list[Callable[[], Any]] | None:
-        """Returns functions that draw the same once more; None if numbers that were drawn may decide what a job does.
-
-        Args:
-            noted: The list.
-        """
+        """Returns functions that draw the same once more; None if drawn numbers may decide what a job does."""
         self._noted = None
         return None if self._decides else noted
 
     def draw(self, func: Any, args: Any, kwargs: Any, result: Any) -> torch.Tensor | None:
         """Draws an operator's numbers, unless too many have been needed; a few are drawn even then.
-
-        Args:
-            func: The operator.
-            args: Its arguments, fake tensors.
-            kwargs: Its keyword arguments.
-            result: Its result, a fake tensor or several.
 
         Returns:
             The numbers, where there are few and none depends on a tensor; they are those of a real run as long as all
@@ -83,7 +73,9 @@ class RandomStream:
             self._left -= min(made.numel(), self._left)
             self._decides = True
             drawn = func(*map_tensors(_zeros, args), **map_tensors(_zeros, kwargs))
-            return _outside_torch(drawn)
+            if drawn.dtype not in (torch.float32, torch.float64):  # types that numpy lacks
+                return None
+            return torch.from_numpy(drawn.numpy().copy())
         if made.numel() > self._left:
             self._left = 0  # the next numbers would be others: no reason to draw them
             return None
@@ -106,13 +98,6 @@ class RandomStream:
         for _ in range(parts - 1):
             func(part[:_AT_ONCE], *settings, **kwargs)
         func(part, *settings, **kwargs)
-
-
-def _outside_torch(values: torch.Tensor) -> torch.Tensor | None:
-    """Returns a copy in memory of numpy, which is not counted as the job's; None for types that numpy lacks."""
-    if values.dtype not in (torch.float32, torch.float64):
-        return None
-    return torch.from_numpy(values.numpy().copy())
 
 
 def _shape(tensor: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,10 @@ class RecordedValues:
         self._places: dict[tuple[str, str], int] = {}
         self._count = self._scaled = 0
         if self._steps:
-            self._follow_generator()
+            # Set back with the generator, as `torch.utils.checkpoint` does before a region runs again.
+            functions: Any = torch
+            functions.get_rng_state = self._followed(torch.get_rng_state, self._save)
+            functions.set_rng_state = self._followed(torch.set_rng_state, self._restore)
 
     @staticmethod
     def read(spool: Path) -> RecordedValues:
@@ -141,12 +144,6 @@ class RecordedValues:
         self._places[key] = place + 1
         self._count += 1
         return values[place % len(values)]
-
-    def _follow_generator(self) -> None:
-        """Sets the values back with the generator, as `torch.utils.checkpoint` does before a region runs again."""
-        functions: Any = torch
-        functions.get_rng_state = self._followed(torch.get_rng_state, self._save)
-        functions.set_rng_state = self._followed(torch.set_rng_state, self._restore)
 
     @staticmethod
     def _followed(original: Callable[..., Any], then: Callable[[Any], None]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.cli.options.gate_options import chosen_gates
+from memprof.cli.options.shared_options import chosen_gates
 from memprof.errors import UsageError
 from memprof.harmless import notify
 

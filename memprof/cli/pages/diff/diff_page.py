@@ -22,8 +22,7 @@ from memprof.analysis.diff.diff_tables import (
 from memprof.analysis.diff.explain import explain, modules_of
 from memprof.analysis.diff.gates import Verdict
 from memprof.analysis.table import FactTable
-from memprof.cli.page import Page
-from memprof.cli.pages.html_page import html_page, html_table
+from memprof.cli.page import Page, html_page, html_table
 from memprof.units import format_bytes_change, workflow_text
 
 

@@ -120,12 +120,6 @@ class PlanSearch:
 def suggest_plans(opened: Trace, search_request: MakeSearchRequest, given: SuggestOptions, begun: float) -> int:
     """Searches for plans of a recorded job, dry-runs the best of them where that may be, and prints the page.
 
-    Args:
-        opened: The recording.
-        search_request: Makes the search request from the recorded peak.
-        given: The options.
-        begun: ``time.monotonic`` value at which the command began.
-
     Returns:
         The exit code: 4 if nothing fits.
     """

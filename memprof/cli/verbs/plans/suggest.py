@@ -71,7 +71,7 @@ def suggest(ctx: click.Context, /, compares_planners: bool, **flags: Any) -> int
 
         return suggest_for_partial(opened, search_request, is_json=given.is_json)
     if given.cluster is not None:
-        from memprof.cli.pages.arrangements_page import suggest_arrangements
+        from memprof.cli.pages.devices_page import suggest_arrangements
 
         return suggest_arrangements(opened, search_request, given)
     from memprof.cli.verbs.plans.plan_search import suggest_plans

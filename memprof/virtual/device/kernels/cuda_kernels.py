@@ -80,7 +80,14 @@ class DeviceKernels:
         """Allocates and frees an operator's temporary memory; keeps a library's workspace."""
         packet = getattr(func, "overloadpacket", None)
         if packet in _PRODUCTS or packet in _SCALED:
-            self._use_cublas(packet, args, result)
+            # Each thread's handle keeps a workspace for each stream: one of forward, one of backward.
+            handle = (torch._C._current_graph_task_id() != -1, CURRENT.stream[0] if CURRENT.stream else 0)
+            if handle not in self._handles:
+                self._handles.add(handle)
+                self._memory.keep(self._workspace_bytes)
+            if self._lt_workspace_bytes and handle not in self._lt_handles and _is_of_cublaslt(packet, args, result):
+                self._lt_handles.add(handle)
+                self._memory.keep(self._lt_workspace_bytes)
             return
         if is_reduction(packet):
             threads = self._architecture.threads
@@ -145,16 +152,6 @@ class DeviceKernels:
         if self._answers is not None and self._answers.problem:
             return f"it could not be asked: {self._answers.problem}"
         return "with pip install 'torch-memprof[cudnn]' it is asked, without a GPU"
-
-    def _use_cublas(self, packet: Any, args: Any, result: Any) -> None:
-        """Allocates cuBLAS workspaces: each thread's handle keeps one for each stream (one forward, one backward)."""
-        handle = (torch._C._current_graph_task_id() != -1, CURRENT.stream[0] if CURRENT.stream else 0)
-        if handle not in self._handles:
-            self._handles.add(handle)
-            self._memory.keep(self._workspace_bytes)
-        if self._lt_workspace_bytes and handle not in self._lt_handles and _is_of_cublaslt(packet, args, result):
-            self._lt_handles.add(handle)
-            self._memory.keep(self._lt_workspace_bytes)
 
 
 def _is_of_cublaslt(packet: Any, args: Any, result: Any) -> bool:

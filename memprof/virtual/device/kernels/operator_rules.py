@@ -197,13 +197,7 @@ _PROCESSOR = torch.device("cpu")
 
 
 def in_order(func: Any, args: Any, result: Any) -> Any:
-    """Returns an operator's results in the order in which its kernel allocates them.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        result: Its results, in the order in which it returns them.
-    """
+    """Returns an operator's results in the order in which its kernel allocates them."""
     packet = getattr(func, "overloadpacket", None)
     if packet is _aten._scaled_dot_product_efficient_attention and not CURRENT.is_capturing:
         for seed in result[2:]:

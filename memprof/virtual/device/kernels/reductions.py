@@ -63,15 +63,7 @@ def copied_bytes(packet: Any, args: Any, result: Any) -> int:
 
 
 def reduction_sizes(packet: Any, args: Any, result: Any, multiprocessors: int, threads: int) -> list[int]:
-    """Returns the bytes of the buffer and of the counters of a reduction; nothing where one block reduces.
-
-    Args:
-        packet: The operator.
-        args: Its arguments.
-        result: Its result.
-        multiprocessors: Number of the device's multiprocessors.
-        threads: Threads that each runs at once.
-    """
+    """Returns the bytes of the buffer and of the counters of a reduction; nothing where one block reduces."""
     tensor = args[0]
     first = result[0] if isinstance(result, (tuple, list)) else result
     if not isinstance(tensor, torch.Tensor) or not isinstance(first, torch.Tensor) or tensor.numel() == 0:
