@@ -248,8 +248,15 @@ class Observation(ThreadObservation):
         self._sessions.times.abandon()
         self.watch, self.is_paused = Watch.SKIPPED, True
 
-    def close(self, step: int, reason: str, *, is_inside_step: bool) -> None:
-        """Ends the recording for good."""
+    def close(self, step: int, reason: str, *, is_inside_step: bool, is_idle: bool = False) -> None:
+        """Ends the recording for good.
+
+        Args:
+            step: The number of the current step.
+            reason: Why it ends.
+            is_inside_step: The current step has begun.
+            is_idle: It has called neither a model nor an optimizer: what ran belongs to the step before.
+        """
         end_ns = clock_ns()
         self.reads.close()
         self._sessions.close_operators()
@@ -263,7 +270,8 @@ class Observation(ThreadObservation):
             self._state_kept(step)
         elif self.watch is Watch.RESTING and self._later.has_counted:
             self._later.state(step)
-        if is_last:
+        is_idle = is_idle and self.progress.is_idle and self._last_step == step - 1 and not self.has_ended
+        if is_last and not is_idle:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
         self._notes.finish(self._sessions.mode.not_followed)
@@ -271,7 +279,7 @@ class Observation(ThreadObservation):
         if not self.has_ended:
             self._failures.note_optimizers()
         self._failures.release()
-        end = [] if self.has_ended else [("end", {"reason": reason, "time_ns": end_ns})]
+        end = [] if self.has_ended else [("end", {"reason": reason, "time_ns": end_ns, "is_idle": is_idle})]
         self._log.close([*self._remarks.fresh(), *end])
 
     def give_up(self, fault: str) -> None:

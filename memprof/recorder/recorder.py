@@ -108,7 +108,8 @@ class Recorder(ProcessRecorder[Observation]):
             observation.abandon()
         elif not self.is_closed:
             self._write_last_notes(observation)
-            observation.close(self._step, reason, is_inside_step=True)
+            is_idle = error is None and not self._aside.has_begun
+            observation.close(self._step, reason, is_inside_step=True, is_idle=is_idle)
 
     # -- what the job does --------------------------------------------------------------------------------------
 

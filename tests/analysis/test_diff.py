@@ -227,18 +227,41 @@ def test_other_models_do_not_compare() -> None:
     assert [one.what for one in compare(sides[:1], sides[1:], any_model=True).differences] == ["model"]
 
 
-def test_a_compiled_model_compares_with_itself() -> None:
-    """What torch.compile or DistributedDataParallel wraps is the same model, and its modules have the same names."""
-    steps, storages = step(50, 80)
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        [Module("", "OptimizedModule"), Module("_orig_mod", "GPT"), Module("_orig_mod.body", "Block")],
+        [
+            *(Module("", "DistributedDataParallel"), Module("module", "OptimizedModule")),
+            *(Module("module._orig_mod", "GPT"), Module("module._orig_mod.body", "Block")),
+        ],
+        [
+            *(Module("", "PeftModelForCausalLM"), Module("base_model", "LoraModel"), Module("base_model.model", "GPT")),
+            *(Module("base_model.model.body", "Linear"), Module("base_model.model.body.base_layer", "Block")),
+        ],
+    ],
+    ids=["compiled", "DDP of a compiled one", "PEFT"],
+)
+def test_a_wrapped_model_compares_with_the_model_inside(wrapped: list[Module]) -> None:
+    """What a wrapper contains is the same model, its modules have the same names, and no byte is lost or moved.
+
+    A tensor of each module is live: those of the wrappers are the model's.
+    """
     inside = [Module("", "GPT"), Module("body", "Block")]
-    wrapped = [
-        Module("", "OptimizedModule"),
-        Module("_orig_mod", "GPT"),
-        Module("_orig_mod.body", "Block"),
-    ]
-    plain, compiled = (summarise(make_trace(steps, storages, modules)) for modules in (inside, wrapped))
-    assert compiled.model == "GPT"
-    assert compare([plain], [compiled]).differences == ()
+    sides = []
+    for modules in (inside, wrapped):
+        storages = [Storage(one.name, 64, "parameter", f"{one.name}.w", one.name) for one in modules]
+        sides.append(summarise(make_trace([[Op(makes=["x"])]], [*storages, Storage("x", 8)], modules)))
+    plain, outer = sides
+    assert outer.model == "GPT"
+    assert compare([plain], [outer]).differences == ()
+    assert (
+        outer.spots["peak"].parts["module"].keys()
+        == plain.spots["peak"].parts["module"].keys()
+        == {"GPT", "body", NOTHING}
+    )
+    assert sum(outer.spots["peak"].parts["module"].values()) == 64 * len(wrapped) + 8
+    assert outer.spots["peak"].parts["storage"].keys() >= plain.spots["peak"].parts["storage"].keys()
 
 
 def at_lines(*sizes: tuple[int, int]) -> Job:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from pathlib import Path
 
 import pytest
 
 from memprof.recorder.steps.window import end_job
+from memprof.trace.schema import Steps
+from tests.recorder.recorded import record_script
 
 
 def test_a_job_ends_as_with_sys_exit() -> None:
@@ -27,3 +30,22 @@ def test_a_process_of_a_pool_goes_on() -> None:
     """A pool replaces a process that ends, and waits for ever for what it was about to return."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(end_job).get(timeout=30) is None
+
+
+def test_what_follows_the_last_step_is_no_step_of_its_own(tmp_path: Path) -> None:
+    """A job of two iterations that prints its loss at the end has two steps; what an evaluation runs stays apart."""
+    job = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    loss = model(torch.ones(4, 8)).sum()
+    loss.backward()
+    optimizer.step()
+print(loss.item(), torch.ones(1000).sum().item())
+"""
+    trace = record_script(tmp_path, job).trace
+    assert trace.table(Steps).step.tolist() == [0, 1]
+    assert trace.table(Steps).is_complete.all()
+    assert set(trace.step(1).ops.phase[-4:]) == {"other"}
+    assert "aten.ones.default" in trace.step(1).ops.name[-4:]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import warnings
 
-from memprof.recorder.calls.operator_traits import OperatorTraits
+import torch
+from torch._subclasses import FakeTensorMode
+
+from memprof.recorder.calls.operator_traits import OperatorTraits, _span
 
 
 def test_attention_on_the_cpu_has_the_flops_of_attention_elsewhere() -> None:
@@ -17,3 +20,12 @@ def test_attention_on_the_cpu_has_the_flops_of_attention_elsewhere() -> None:
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     given = (heads, heads, heads, heads, out, log_sum, 0.0, False)
     assert OperatorTraits(backward, 0).count_flops(given, {}, backward(*given)) == 5 * product
+
+
+def test_the_address_of_a_fake_tensor_is_not_read() -> None:
+    """torch would warn the user of it."""
+    with FakeTensorMode():
+        fake = torch.ones(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _span(fake) == (0, 64)

@@ -106,6 +106,18 @@ def test_a_history_of_pinned_memory_alone_leaves_out_the_card() -> None:
         assert history.is_on is is_on
 
 
+def test_what_the_job_notes_is_in_its_history() -> None:
+    """`torch.cuda.memory._set_memory_metadata` marks the entries that follow, until it is called again."""
+    history = JobHistory()
+    history.configure("all", None)
+    history.metadata = '{"phase":"rollout"}'
+    history.took(4096, 512)
+    history.metadata = ""
+    history.gave(4096, 512)
+    (trace,) = history.fill({"segments": []})["device_traces"]
+    assert [one["user_metadata"] for one in trace] == ['{"phase":"rollout"}', "", ""]
+
+
 def test_sums_of_gradients_are_in_place_where_nobody_holds_them(tmp_path: Path) -> None:
     """As on a GPU: the second use of a tensor adds into the gradient of the first, unless a hook has kept that."""
     script = """

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from memprof.analysis.report.sources import find_sources
 from memprof.analysis.report.splits import KINDS, NOTHING, Splits
 from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.prediction import input_shapes
-from memprof.policies.runtime.model_names import WRAPPERS, without_wrappers
+from memprof.policies.runtime.model_names import WRAPPERS
 from memprof.replay.live import alive_at
 from memprof.trace.fullest import has_untouched_step, require_whole_step
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
@@ -94,9 +94,8 @@ def summarise_step(step: Step, manifest: Manifest | None = None, earlier_stacks:
     moments = {PEAK: find_peak(step, sources)} | {one.phase: one for one in find_phase_peaks(step, sources)}
     parts = {op_id: splits.at(hold_at(own, op_id)) for op_id in {moment.op_id for moment in moments.values()}}
     spots = {name: _spot(moment, parts[moment.op_id]) for name, moment in moments.items()}
-    model = _model(step)
-    if not WRAPPERS.keys().isdisjoint(step.modules.type[step.modules.parent_id == NONE]):
-        spots = {name: _inside(spot, model) for name, spot in spots.items()}
+    wrapped, replaced = _wrapped_models(step)
+    spots = {name: _inside(spot, replaced) for name, spot in spots.items()} if replaced else spots
     lines = {line.place: (line.file, line.line) for frames in sources.user_frames for line in frames[:1]}
     state_names = step.storages.name[step.storages.category == "optimizer_state"]
     held = {place for spot in spots.values() for place in spot.parts["source"]}
@@ -107,7 +106,7 @@ def summarise_step(step: Step, manifest: Manifest | None = None, earlier_stacks:
     return Summary(
         name=manifest.target,
         frame=_frame(step, manifest),
-        model=model,
+        model=_model(step, wrapped),
         plan=_plan(manifest),
         spots=spots,
         maxima={name: one.maximum_bytes for name, one in maxima.items()},
@@ -140,15 +139,50 @@ def _spot(moment: Moment, parts: dict[str, dict[str, int]]) -> Spot:
     )
 
 
-def _inside(spot: Spot, model: str) -> Spot:
-    """Returns a spot with modules as the model inside torch.compile or DistributedDataParallel names them."""
+def _inside(spot: Spot, replaced: Sequence[tuple[str, str]]) -> Spot:
+    """Returns a spot with modules as the models inside their wrappers name them."""
 
     def name_inside(name: str) -> str:
-        inside = without_wrappers(name)
-        return model if inside == "." else inside
+        for pattern, inside in replaced:
+            name = re.sub(pattern, inside, name)
+        return name
 
-    parts = {kind: {name_inside(name): size for name, size in sizes.items()} for kind, sizes in spot.parts.items()}
+    parts: dict[str, dict[str, int]] = dict(spot.parts)
+    for kind in ("module", "storage"):
+        sums: Counter[str] = Counter()
+        for name, size in spot.parts[kind].items():  # a wrapper and the model inside become one
+            sums[name_inside(name)] += size
+        parts[kind] = dict(sums)
     return dataclasses.replace(spot, module=name_inside(spot.module), parts=parts)
+
+
+def _wrapped_models(step: Step) -> tuple[dict[int, str], list[tuple[str, str]]]:
+    """Returns the types of models inside wrappers, by the wrapper's row, and what to replace in names of modules.
+
+    torch.compile, DistributedDataParallel and PEFT put a model into others; PEFT puts each adapted layer into one, too.
+    """
+    modules = step.modules
+    names, kinds, parents = modules.name.tolist(), modules.type.tolist(), modules.parent_id.tolist()
+    found, replaced = {}, []
+    for root in np.flatnonzero(modules.parent_id == NONE).tolist():
+        chain, has_adapters = [root], False
+        while True:
+            kind, own = str(kinds[chain[-1]]), str(names[chain[-1]])
+            children = {names[at].rpartition(".")[2]: at for at, parent in enumerate(parents) if parent == chain[-1]}
+            is_tuner = has_adapters and own.endswith("base_model") and list(children) == ["model"]
+            place = "base_model" if kind.startswith("Peft") else "model" if is_tuner else WRAPPERS.get(kind, "")
+            if place not in children:
+                break
+            has_adapters |= place == "base_model"
+            chain.append(children[place])
+        if len(chain) > 1:
+            found[root] = kind
+            titles = "|".join(re.escape(str(names[row] or kinds[row])) for row in chain)
+            replaced.append((rf"(?<![\w.]){re.escape(own)}\.", f"{kind}." if names[root] else ""))
+            replaced.append((rf"(?<![\w.])({titles})(?![\w.])", kind))
+            if has_adapters:
+                replaced.append((r"\.base_layer(?!\w)", ""))
+    return found, replaced
 
 
 def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
@@ -166,20 +200,14 @@ def _frame(step: Step, manifest: Manifest) -> dict[str, str]:
     return {name: value for name, value in frame.items() if value}
 
 
-def _model(step: Step) -> str:
+def _model(step: Step, wrapped: Mapping[int, str]) -> str:
     roots = np.flatnonzero(step.modules.parent_id == NONE)
     if not len(roots):
         return ""
     tree = module_tree(step.modules)
     sizes = tree.with_children(tree.sum_by_node(step.modules.module_id, step.modules.parameter_bytes))
     row = max(roots.tolist(), key=lambda root: int(sizes[tree.node_of_module[root]]))
-    names, parents = step.modules.name.tolist(), step.modules.parent_id.tolist()
-    while place := WRAPPERS.get(str(step.modules.type[row]), ""):
-        inside = [at for at, parent in enumerate(parents) if parent == row and names[at].rpartition(".")[2] == place]
-        if not inside:
-            break
-        row = inside[0]
-    kind = step.modules.type[row]
+    kind = wrapped.get(row, step.modules.type[row])
     return re.sub(r":\d+ ", " ", str(kind))  # an imported one may be named after a line, which an edit moves
 
 

@@ -98,7 +98,7 @@ Examples:
     group="Sides",
     multiple=True,
     metavar="WHAT",
-    help="Compare although this differs: device, torch, CUDA, batch, 'allocator settings', ...; 'all' for everything.",
+    help="Compare although this differs: model, device, torch, batch, 'allocator settings', ...; 'all' for everything.",
 )
 @option(
     "--allocations",

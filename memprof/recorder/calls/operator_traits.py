@@ -15,7 +15,7 @@ from memprof.recorder.calls import dispatch_modes
 from memprof.recorder.calls.read_values import is_read
 from memprof.recorder.calls.torch_state import is_traced_inside, traced_inside
 from memprof.recorder.log import RawLog
-from memprof.recorder.memory.tensor_memory import parts_of
+from memprof.recorder.memory.tensor_memory import PLAIN, parts_of
 from memprof.trace.files.spool import FLAG_COLLECTIVE, FLAG_COPY, FLAG_MUTATES, FLAG_RNG, FLAG_VIEW, MUTATE, READ, WRITE
 from memprof.trace.operator_facts import COLLECTIVE_SPACES, TRANSFERS, is_among, is_view, written_arguments
 
@@ -246,7 +246,9 @@ class TouchLog:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns the address of a tensor's storage and the tensor's own bytes; (0, 0) without a storage."""
     try:
-        return tensor.untyped_storage().data_ptr(), tensor.nbytes
+        storage = tensor.untyped_storage()
+        is_fake = type(tensor) not in PLAIN and storage.device.type == "meta"  # its data_ptr would warn the user
+        return 0 if is_fake else storage.data_ptr(), tensor.nbytes
     except (NotImplementedError, RuntimeError):
         return 0, 0  # opaque and meta tensors
 

@@ -73,6 +73,11 @@ class Progress:
         self._end_evaluation()
         self.sequence = torch._C._autograd._get_sequence_nr()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the step has run neither a forward, nor a backward, nor an update."""
+        return self.base == OTHER and not (self.backward_rounds or self.was_backward or self.optimizer_depth)
+
     def begin_model_call(self, trains: bool | None = None) -> None:
         """Notes that a model is called outside backward with gradients on.
 

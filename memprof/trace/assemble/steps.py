@@ -150,11 +150,15 @@ def _kind_of(spool: Spool, step: int) -> str:
 
 
 def number_steps(spool: Spool, epoch: Epoch) -> Ints:
-    """Returns the step of each raw operator of an epoch. Shape (operators,)."""
+    """Returns the step of each raw operator of an epoch. Shape (operators,).
+
+    What follows the last step belongs to the one that was interrupted, or to the last where the job just ended.
+    """
     records = [r for r in spool.records.get("steps", []) if r["kind"] in OBSERVED]
     raw = np.arange(epoch.first_op, epoch.end_op)
     following = max((r["step"] for r in spool.records.get("steps", [])), default=-1) + 1
-    step = np.full(len(raw), following, dtype=np.int64)
+    is_idle = any(end.get("is_idle") for end in spool.records.get("end", [])) and records
+    step = np.full(len(raw), records[-1]["step"] if is_idle else following, dtype=np.int64)
     for record in records:
         step[(raw >= record["first_op"]) & (raw < record["end_op"])] = record["step"]
     return step

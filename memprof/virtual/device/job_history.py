@@ -44,6 +44,8 @@ _NO_FRAMES: tuple[Any, ...] = ()
 
 #: File, line and function of a frame.
 Frame = tuple[str, int, str]
+#: Action, address, size, microseconds, frames and metadata.
+_Entry = tuple[str, int, int, int, tuple[Frame, ...], str]
 
 
 class JobHistory:
@@ -54,6 +56,7 @@ class JobHistory:
         operator: The operator that runs now; None outside any.
         is_awaited: Whether the job has not taken a snapshot since it began to record.
         is_failing: Whether the job's observers of a failed request run, whose error it gets next.
+        metadata: What the job has set to be noted with each entry; as on a GPU, the thread of backward has none.
     """
 
     def __init__(self) -> None:
@@ -61,7 +64,8 @@ class JobHistory:
         self.is_on = self.is_failing = False
         self.operator: Any = None
         self.is_awaited = False
-        self._entries: deque[tuple[str, int, int, int, tuple[Frame, ...]]] = deque()
+        self.metadata = ""
+        self._entries: deque[_Entry] = deque()
         self._context: str | None = None
         self._has_operators = False
         self._skipped: frozenset[str] = frozenset()
@@ -166,7 +170,8 @@ class JobHistory:
 
     def _add(self, action: str, address: int, size: int, frames: tuple[Frame, ...]) -> None:
         if action not in self._skipped:
-            self._entries.append((action, address, size, clock_ns() // 1000, frames))
+            metadata = self.metadata if torch._C._current_graph_task_id() == -1 else ""
+            self._entries.append((action, address, size, clock_ns() // 1000, frames, metadata))
 
     def _frames(self) -> tuple[Frame, ...]:
         """Returns the stack of the job, innermost frame first, below the operator and the node of backward."""
@@ -187,10 +192,8 @@ class JobHistory:
             yield "??", 0, "torch::autograd::Engine::evaluate_function"
 
     @staticmethod
-    def _as_dict(
-        entry: tuple[str, int, int, int, tuple[Frame, ...]], known: dict[tuple[Frame, ...], list[dict[str, Any]]]
-    ) -> dict[str, Any]:
-        action, address, size, time_us, frames = entry
+    def _as_dict(entry: _Entry, known: dict[tuple[Frame, ...], list[dict[str, Any]]]) -> dict[str, Any]:
+        action, address, size, time_us, frames, metadata = entry
         return {
             "action": action,
             "device_free" if action == "oom" else "addr": address,
@@ -198,7 +201,7 @@ class JobHistory:
             "stream": 0,
             "time_us": time_us,
             "compile_context": "N/A",
-            "user_metadata": "",
+            "user_metadata": metadata,
             "pool_id": (0, 0),
             "frames": _shown(frames, known),
         }

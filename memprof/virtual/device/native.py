@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,9 +213,9 @@ def _memory(memory: VirtualMemory) -> dict[str, Any]:
         "_cuda_record_memory_history_legacy": memory.history.configure_as_before,
         "_cuda_isHistoryEnabled": lambda: memory.history.is_on,
         "_cuda_allocationTraceback": lambda data_ptr: None,
-        "_cuda_memoryMetadataSupported": lambda: False,
-        "_cuda_setMemoryMetadata": nothing,
-        "_cuda_getMemoryMetadata": str,
+        "_cuda_memoryMetadataSupported": lambda: True,
+        "_cuda_setMemoryMetadata": partial(setattr, memory.history, "metadata"),
+        "_cuda_getMemoryMetadata": lambda: memory.history.metadata,
         "_cuda_annotateMemory": nothing,
         "_cuda_attach_out_of_memory_observer": memory.observers.append,
         "_host_emptyCache": nothing,

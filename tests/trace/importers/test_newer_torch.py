@@ -16,7 +16,7 @@ from memprof.trace.importers.device import HOST
 from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.metadata import noted_phases
 from memprof.trace.importers.snapshot_events import KEYS
-from memprof.trace.schema import NONE, AllocatorEvents, Stacks, Storages
+from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Stacks, Storages
 from memprof.trace.store import Trace, write_trace
 from tests.trace.importers.writing import FORWARD, MIB, block, entry, frame, freed, segment, small_job, snapshot, write
 
@@ -198,8 +198,8 @@ def test_options_set_by_the_program_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_every_key_that_torch_documents_is_known() -> None:
-    """The schema in the docstring of the installed torch has no key that is not read here."""
+def test_every_key_and_action_that_torch_documents_is_known() -> None:
+    """The schema in the docstring of the installed torch has no key and no action that is not read here."""
     memory = pytest.importorskip("torch.cuda.memory")
     classes = re.split(r"class (\w+)\(TypedDict\)", memory._snapshot.__doc__)[1:]
     documented = {
@@ -213,5 +213,8 @@ def test_every_key_that_torch_documents_is_known() -> None:
         "Frame": "frames",
         "TraceEntry": "entries",
     }
+    actions = re.search(r"action: Literal\[(.*?)\n {12}\]", memory._snapshot.__doc__, re.DOTALL)
+    assert actions
+    assert set(re.findall(r'^ +"(\w+)"', actions[1], re.MULTILINE)) <= {*ACTIONS}
     assert documented.keys() == ours.keys()
     assert {name: keys - KEYS[ours[name]] for name, keys in documented.items()} == {name: set() for name in ours}
