@@ -30,19 +30,17 @@ OF_TORCH := tests/recorder tests/virtual tests/lab/test_zoo.py tests/policies/te
     tests/policies/test_accumulate_gradients.py tests/policies/test_checkpoint_autograd.py tests/policies/test_optimizer.py \
     tests/policies/test_swap.py tests/launch/test_parent.py tests/launch/test_plan_record.py
 
-# These run in processes of their own: the models they leave alive would be in the recordings of other tests.
-APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
-
 COMMA := ,
 EXPORT := dashboard/memprof_dashboard/export_page
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPLETE := $(VENV)/.complete
-# pip compiles what it installs on one core, this on all, but for packages' own tests. A file that cannot be compiled
-# (a template, say) is not imported either.
+# pip compiles what it installs on one core, this on all, but for what few or none import: packages' own tests, models,
+# plots and lexers by the hundred, pip's own parts and mypy's, which are built. A file that cannot be compiled (a
+# template, say) is not imported either.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(PIP_ARGS)
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing/_internal)/' $(VENV)/lib || true
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing/_internal|transformers/models|graph_objs|lexers|pip|mypy|torch_geometric)/' $(VENV)/lib || true
 PINNED_TORCH := $(shell grep '^torch==' constraints.txt)
 # torch is installed first and alone: a machine that keeps a build of its own (for its GPU, or for none) takes that one,
 # and what is installed next finds torch there. Half of what is to be compiled is torch's: that is done meanwhile.
@@ -86,13 +84,11 @@ demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in
 	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
 test: $(COMPLETE) ## Run the tests, all but the slow ones.
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(APART)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(APART))
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: $(COMPLETE) ## Run the tests, the slow ones too.
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --ignore=tests/conformance
 
 test-cudnn: $(COMPLETE) ## Check workspaces of convolutions against cuDNN itself (no GPU needed).
 	test -d $(CUDNN) || $(PIP_INSTALL) -c constraints.txt --target $(CUDNN) nvidia-cudnn-cu13

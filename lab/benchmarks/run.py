@@ -51,7 +51,6 @@ BENCHMARKS = {
     "optimality": "searches",
     "fits": "plans",
     "unseen": "unseen",
-    "intervals": "intervals",
     "rivals": "rivals",
     "search_time": "searches",
     "regret": "regret",

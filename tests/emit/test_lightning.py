@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from memprof.replay.live import live_bytes
 from tests.emit.running import recorded
 from tests.policies.faces import load_job
 
-lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+lightning: Any = None
 
 OWN = {
     "max_steps": 3,
@@ -29,8 +30,17 @@ OWN = {
 }
 
 
-class Net(lightning.LightningModule):  # type: ignore[misc]
-    """The GPT of tests/policies, as Lightning trains it."""
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Imports Lightning in the one worker that runs these tests, not in each that collects them."""
+    global lightning  # noqa: PLW0603
+    import lightning.pytorch as lightning
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Net:
+    """The GPT of tests/policies, as Lightning trains it; the first base class, in front of Lightning's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +70,7 @@ def scope_of(emitted: Emitted) -> dict[str, Any]:
 def train(text: str, *, is_emitted: bool, batch: int = 8) -> tuple[list[float], int]:
     """Trains as emitted, or under the plan as memprof applies it; returns the losses and a step's peak."""
     torch.manual_seed(0)
-    loader, net = load_job("gpt").make_loader(), Net()
+    loader, net = load_job("gpt").make_loader(), type("Net", (Net, lightning.LightningModule), {})()
     loader = torch.utils.data.DataLoader(loader.dataset, batch_size=batch)
     job, trainer = None, lightning.Trainer
     if is_emitted:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from memprof.replay.live import live_bytes
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 
-lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-from memprof.integrations.lightning import MemprofCallback  # noqa: E402 - it imports Lightning
-
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed"),
+]
+lightning: Any = None
+MemprofCallback: Any = None
 
 BATCH, WIDTH = 512, 64
 
@@ -42,8 +44,22 @@ class Trained:
     predicted_bytes: int = 0
 
 
-class Net(lightning.LightningModule):  # type: ignore[misc]
-    """A network of four blocks; with two optimizers it trains as an adversarial one does, by hand."""
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Imports Lightning in the one worker that runs these tests, not in each that collects them."""
+    global lightning, MemprofCallback  # noqa: PLW0603
+    import lightning.pytorch as lightning
+
+    from memprof.integrations.lightning import MemprofCallback
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Net:
+    """A network of four blocks; with two optimizers it trains as an adversarial one does, by hand.
+
+    It is the first base class, in front of Lightning's.
+    """
 
     def __init__(self, losses: list[float], *, by_hand: bool = False, fails_at: int = -1) -> None:
         super().__init__()
@@ -97,7 +113,7 @@ def train(callback: Any = None, *, batch: int = BATCH, net: dict[str, Any] | Non
         "limit_val_batches": 1,
         "callbacks": [] if callback is None else [callback],
     }
-    model = Net(done.losses, **(net or {}))
+    model = type("Net", (Net, lightning.LightningModule), {})(done.losses, **(net or {}))
     trainer = lightning.Trainer(**(arguments | changes))
     trainer.fit(model, DataLoader(data, batch_size=batch), DataLoader(data, batch_size=BATCH))
     done.random = bytes(torch.get_rng_state().tolist())

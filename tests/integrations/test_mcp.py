@@ -9,8 +9,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
@@ -18,18 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.integrations.mcp_server.commands import MOST_BYTES, encode, shortened
-from tests.integrations.agent_cases import FILES, LEAKS, OUT_OF_MEMORY, leaking_line
-
-pytest.importorskip("mcp")
-
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-
 from memprof.errors import UsageError
 from memprof.integrations.mcp_server.access import Access, job_words
-from memprof.integrations.mcp_server.commands import Outcome
-from memprof.integrations.mcp_server.tools import Tools
+from memprof.integrations.mcp_server.commands import MOST_BYTES, Outcome, encode, shortened
+from tests.integrations.agent_cases import FILES, LEAKS, OUT_OF_MEMORY, leaking_line
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 
 CARD = "rtx4090"
 #: Those that a dry run applies.
@@ -70,6 +68,10 @@ class Agent:
 
 @asynccontextmanager
 async def connected(folder: Path, *words: str) -> AsyncIterator[Agent]:
+    # Imported by the worker that runs this, not by each that collects it.
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "memprof", "mcp", *words],
@@ -241,6 +243,8 @@ def test_other_commands_are_refused(folder: Path, command: str) -> None:
 
 def test_an_answer_full_of_quotes_is_short_and_marked_as_data(folder: Path) -> None:
     """Escaped letters count as they are sent, and the answer names the parts that are data from jobs."""
+    from memprof.integrations.mcp_server.tools import Tools
+
     done = Outcome(0, "", tuple('"\\\n' * 900 for _ in range(9)), "")
     answer = Tools(Access([folder], folder))._answer({"x": ['"' * 9000] * 9}, done, {})
     assert len(answer.encode()) <= MOST_BYTES

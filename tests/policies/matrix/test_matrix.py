@@ -20,6 +20,9 @@ from tests.policies.matrix.expected import (
     limitation,
 )
 
+#: One worker runs the plain usages once, for all plans.
+pytestmark = pytest.mark.xdist_group("tests/policies/matrix")
+
 SINGLE, PAIRS = single_plans(), pair_plans()
 #: The first of the settings that refuse alike; the others take long to say the same.
 FIRST = {key_of(plan.policies[0]): plan for plan in reversed(SINGLE)}
