@@ -16,8 +16,8 @@ from memprof.analysis.report.notes import describe_steps
 from memprof.errors import UsageError
 from memprof.machines.budget import parse_budget
 from memprof.replay.history import History
-from memprof.trace.fullest import has_run_out, is_cut_short
 from memprof.trace.manifest import RUNNING
+from memprof.trace.whole_steps import has_run_out, is_cut_short
 from memprof.units import format_bytes, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.figures.shared import escaped

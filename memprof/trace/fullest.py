@@ -1,20 +1,15 @@
-"""Which recorded steps are whole, which has the highest peak, and which stands for the others (the steady one)."""
+"""Chooses recorded steps: the one with the highest peak, and a representative (steady) one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.errors import InconclusiveError
 from memprof.phases import TRAINING
 from memprof.trace.cut import cuttable_steps, rows_between
-from memprof.trace.schema import NONE, NOT_RECORDED, Bools, Ints, Ops, Optimizers, OutOfMemory, Steps, Storages
+from memprof.trace.schema import NONE, NOT_RECORDED, Bools, Ints, Ops, Steps, Storages
 from memprof.trace.step import sum_at
-
-if TYPE_CHECKING:
-    from memprof.trace.store import Trace
 
 
 def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, int]:
@@ -136,46 +131,3 @@ def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
     }
     counts = Counter(sequences.values())
     return max(enumerate(sequences), key=lambda place: (counts[sequences[place[1]]], place[0]))[1]
-
-
-def has_whole_step(trace: Trace) -> bool:
-    """Whether a recording contains a complete step with all the memory a step needs.
-
-    The first step of a job that ran out of memory soon after does not: its forward ran without optimizer state.
-    """
-    steps, optimizers = trace.table(Steps), trace.table(Optimizers)
-    is_whole = cuttable_steps(steps) & steps.is_complete
-    makes_state = bool((optimizers.state_bytes > 0).any() or (optimizers.full_state_bytes > 0).any())
-    if has_run_out(trace) and makes_state:
-        is_whole &= steps.step > 0
-    return bool(is_whole.any())
-
-
-def has_run_out(trace: Trace) -> bool:
-    """Whether the job ran out of memory without catching it."""
-    return bool((~trace.table(OutOfMemory).is_caught).any())
-
-
-def is_cut_short(trace: Trace) -> bool:
-    """Whether steps were recorded, but none of them completely."""
-    return bool((trace.table(Steps).first_op_id >= 0).any()) and not has_whole_step(trace)
-
-
-def require_whole_step(trace: Trace) -> None:
-    """Rejects a recording without a complete step.
-
-    Raises:
-        InconclusiveError: It contains no complete step, for example because memory ran out in the first.
-    """
-    if is_cut_short(trace):
-        raise InconclusiveError(
-            f"{trace.path} contains no complete step ({trace.manifest.capture.reason or 'cut short'}), so the memory "
-            "of its backward and optimizer is unknown. Record the job with --dry-run, which does "
-            "not run out of memory, or with a smaller batch that fits, and plan from that recording."
-        )
-
-
-def has_untouched_step(trace: Trace) -> bool:
-    """Whether a trace contains a step that ran without the recorder, which gives the step time."""
-    steps = trace.table(Steps)
-    return bool(((steps.kind == "plain") & steps.is_complete).any())

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("dash")
 
-from memprof.trace.fullest import is_cut_short
 from memprof.trace.manifest import RUNNING, Capture, Machine, Manifest
 from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import is_cut_short
 from memprof_dashboard import parts
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.state import View

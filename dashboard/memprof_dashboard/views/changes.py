@@ -13,9 +13,9 @@ from memprof.analysis.diff.comparison import Diff, Pair, compare, fold_layers
 from memprof.analysis.diff.moved_lines import moved_lines
 from memprof.analysis.diff.summary import PEAK, Summary, summarise_step
 from memprof.analysis.report.module_tree import ModuleTree
-from memprof.trace.fullest import has_untouched_step, require_whole_step
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import NONE
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 from memprof.units import format_us
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.views.boxes import OUTSIDE, bytes_by_node, largest_nodes

@@ -28,11 +28,11 @@ from memprof.errors import BadInputError, PolicyError
 from memprof.policies.plan.prediction import input_shapes
 from memprof.policies.runtime.model_names import WRAPPERS
 from memprof.replay.live import alive_at
-from memprof.trace.fullest import has_untouched_step, require_whole_step
 from memprof.trace.manifest import IMPORTED, PREDICTED, Manifest
 from memprof.trace.schema import NONE, Ints
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 __all__ = [
     "KINDS",

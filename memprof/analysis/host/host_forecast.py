@@ -14,9 +14,9 @@ from memprof.machines.host_limits import SHARED
 from memprof.replay.live import live_bytes
 from memprof.replay.rounding import rounded_when_pinned
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.fullest import has_whole_step
 from memprof.trace.schema import HostMemory, HostNeeds, Stacks
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
 from memprof.units import format_bytes, format_bytes_between, format_count
 
 #: A worker by fork copies up to these bytes of what only a dry run imported: 8 MiB were measured.

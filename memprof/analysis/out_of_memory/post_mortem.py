@@ -14,10 +14,10 @@ from memprof.analysis.report.table_rows import LargeStorage, find_largest
 from memprof.json_values import LEFT_OUT, key
 from memprof.replay.live import live_bytes
 from memprof.trace.cut import cuttable_steps
-from memprof.trace.fullest import has_whole_step
 from memprof.trace.schema import NONE, Modules, Optimizers, OutOfMemory, Stacks, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
 
 if TYPE_CHECKING:
     from memprof.analysis.out_of_memory.room import Room

@@ -19,11 +19,11 @@ from memprof.policies.swap.policy import DEFAULT_GBPS
 from memprof.replay.live import distinct_steps, fullest_of, live_bytes
 from memprof.replay.time import TimesElsewhere, rates_of, rates_of_recording, scale_times
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.fullest import has_untouched_step, require_whole_step
 from memprof.trace.manifest import PREDICTED
 from memprof.trace.schema import Memory, Steps
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 from memprof.units import format_bytes
 
 #: Limits of pinned blocks that are tried, as powers of two in MiB, and the share of rounding that is worth a word.

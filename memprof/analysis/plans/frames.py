@@ -27,12 +27,12 @@ from memprof.policies.registry import default_policies, policy_types
 from memprof.replay.live import fullest_of
 from memprof.replay.time import product_kinds
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.fullest import require_whole_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.operator_facts import EMPTY_STRIDED
 from memprof.trace.schema import NONE, Floats, Memory
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import require_whole_step
 from memprof.units import format_bytes
 
 #: What operators of two runs of a job are paired by: name, phase and module.

@@ -23,7 +23,6 @@ from memprof.policies.plan.prediction import Prediction
 from memprof.policies.plan.several_steps import sources_of, steps_under
 from memprof.replay.live import fullest_of, live_bytes, live_bytes_by_category
 from memprof.trace.files.spool import DRY_RUN, GRADIENTS_ENABLED
-from memprof.trace.fullest import has_untouched_step
 from memprof.trace.manifest import PREDICTED, Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
     ModuleCalls,
@@ -38,6 +37,7 @@ from memprof.trace.schema import (
 )
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step
 from memprof.version import __version__
 
 

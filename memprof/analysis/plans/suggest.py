@@ -24,11 +24,11 @@ from memprof.policies.base import NUMERICS, Policy
 from memprof.policies.plan.interval import TimeInterval
 from memprof.policies.plan.plan import Plan
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.fullest import has_run_out
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import CATEGORY_LABELS, Stacks
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_run_out
 from memprof.units import format_bytes, format_bytes_between
 
 #: Characters that the names of all modules begin with, and that are shown.

@@ -17,10 +17,10 @@ from memprof.policies.plan.plan import Plan
 from memprof.policies.plan.plan_tables import plan_to_tables, policy_tables
 from memprof.policies.plan.prediction import Prediction, model_of
 from memprof.trace.files.spool import DRY_RUN
-from memprof.trace.fullest import has_untouched_step
 from memprof.trace.manifest import PREDICTED, Manifest
 from memprof.trace.schema import CATEGORIES
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step
 from memprof.units import format_bytes, format_percent, format_us, format_us_between
 
 

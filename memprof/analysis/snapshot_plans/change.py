@@ -11,10 +11,10 @@ from memprof.analysis.out_of_memory.post_mortem import failing_step
 from memprof.policies.base import NUMERICS
 from memprof.policies.rewrite.draft import Draft
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op, sum_during
-from memprof.trace.fullest import has_whole_step
 from memprof.trace.schema import NONE, Bools, Ints, Memory, OutOfMemory, Storages
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_whole_step
 from memprof.units import format_bytes
 
 

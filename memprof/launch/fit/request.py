@@ -13,8 +13,8 @@ from memprof.launch.parent.settings import DryWindow
 from memprof.launch.parent.target import CannotStartError, Target
 from memprof.planners.search.request import MakeSearchRequest
 from memprof.policies.plan.plan import Plan
-from memprof.trace.fullest import has_untouched_step, require_whole_step
 from memprof.trace.store import Trace
+from memprof.trace.whole_steps import has_untouched_step, require_whole_step
 
 _PLAN = ".toml"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Protocol
 
-from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, TieBreak
+from memprof.replay.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Settings, TieBreak
 
 #: States of a block. A pending one is freed, but another stream may still use it (pending free).
 FREE, ALLOCATED, PENDING, UNMAPPED = 0, 1, 2, 3
@@ -217,3 +218,23 @@ class Pool:
 def _list_of(size: int) -> int:
     bits = size.bit_length()
     return bits << 4 | (size >> (bits - 5)) & 15
+
+
+class AllocatorState(Protocol):
+    """What mapping, unmapping and releasing memory need of the allocator model, which imports them."""
+
+    settings: Settings
+    reserved: int
+    segments: dict[int, Segment]
+
+    def pools(self) -> Iterator[Pool]:
+        """Yields every pool."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether the device has that many bytes left."""
+
+    def make_block(self, address: int, size: int, segment: Segment, state: int = FREE) -> Block:
+        """Adds a block to a segment."""
+
+    def write(self, action: str, address: int, size: int, stream: int) -> None:
+        """Logs a segment event."""

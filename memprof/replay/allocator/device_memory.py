@@ -8,10 +8,10 @@ from memprof.replay.allocator.blocks import FREE, UNMAPPED, Block, Pool
 from memprof.replay.allocator.rules import ASSUMED_DEVICE_BYTES, Settings
 
 if TYPE_CHECKING:
-    from memprof.replay.allocator.model import CachingAllocator
+    from memprof.replay.allocator.blocks import AllocatorState
 
 
-def release_cached(allocator: CachingAllocator) -> None:
+def release_cached(allocator: AllocatorState) -> None:
     """Releases every wholly free segment; large ones first, each pool's smallest first.
 
     Private pools keep theirs, since a captured graph may be replayed.
@@ -29,7 +29,7 @@ def release_cached(allocator: CachingAllocator) -> None:
             release_pages(allocator, block)
 
 
-def release_oversized(allocator: CachingAllocator, pool: Pool, size: int) -> bool:
+def release_oversized(allocator: AllocatorState, pool: Pool, size: int) -> bool:
     """Releases blocks too large to be split, until a request would fit.
 
     Returns:
@@ -53,7 +53,7 @@ def release_oversized(allocator: CachingAllocator, pool: Pool, size: int) -> boo
     return released >= needed
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
+def collect_garbage(allocator: AllocatorState) -> None:
     """Releases the oldest free segments until the reserved bytes are below the threshold.
 
     Age counts searches of the pool. Each round releases those of at least average age.
@@ -85,7 +85,7 @@ def collect_garbage(allocator: CachingAllocator) -> None:
                 _release(allocator, block)
 
 
-def _release(allocator: CachingAllocator, block: Block) -> None:
+def _release(allocator: AllocatorState, block: Block) -> None:
     segment = block.segment
     segment.pool.remove(block)
     del allocator.segments[segment.address]
@@ -128,7 +128,7 @@ def find_growth(pool: Pool, size: int) -> Block | None:
     return None
 
 
-def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
+def map_pages(allocator: AllocatorState, block: Block, size: int) -> bool:
     """Maps the first pages of an unmapped block and merges it with its free neighbours.
 
     Returns:
@@ -153,7 +153,7 @@ def map_pages(allocator: CachingAllocator, block: Block, size: int) -> bool:
     return True
 
 
-def release_pages(allocator: CachingAllocator, block: Block) -> None:
+def release_pages(allocator: AllocatorState, block: Block) -> None:
     """Unmaps the whole pages inside a free block; a segment without mapped pages is removed too."""
     pool, segment = block.segment.pool, block.segment
     base, page = segment.address, pool.page_bytes

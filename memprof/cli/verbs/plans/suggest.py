@@ -54,8 +54,8 @@ def suggest(ctx: click.Context, /, compares_planners: bool, **flags: Any) -> int
     from memprof.analysis.report.whole_run import refuse_light
     from memprof.analysis.snapshot_plans.change_search import lacks_operators
     from memprof.planners.base import named_planner
-    from memprof.trace.fullest import has_whole_step
     from memprof.trace.store import Trace
+    from memprof.trace.whole_steps import has_whole_step
 
     if given.planner != "auto":  # published planners are imported for none but themselves
         named_planner(given.planner)
