@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import memprof
-from memprof.analysis.leaks.leaks import describe_leaks, find_leaks
+from memprof.analysis.leaks.leaks import describe_leaks, find_leaks, growth_notice
 from memprof.trace.store import Trace
 
 Step = Callable[[int], None]
@@ -691,7 +691,7 @@ def judge(name: str, job: Callable[[], Step], folder: Path, *, leaks: bool) -> s
     report = find_leaks(trace)
     rate, said = report.growth.bytes_per_step, describe_leaks(report)
     if not leaks:
-        return said if rate else ""
+        return said if rate and growth_notice(trace) else ""
     if rate is None and "memprof record" in said:
         return ""
     if not rate or not report.leaks:

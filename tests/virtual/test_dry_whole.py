@@ -11,7 +11,7 @@ from memprof.analysis.diff.budget import judge_budget
 from memprof.analysis.report.report import build_report
 from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.sources import SourceLine, Sources
-from memprof.analysis.report.whole_loop import _named_by_function, find_loop_moments, moments_of
+from memprof.analysis.report.whole_loop import _first_highest, _named_by_function, find_loop_moments, moments_of
 from memprof.trace.files.spool import WHOLE
 from memprof.trace.store import Trace
 from tests.json_outputs import read_schema, strict
@@ -106,3 +106,8 @@ def test_a_moment_between_steps_has_the_name_of_its_function(functions: tuple[st
     """The innermost function that says what it does decides; without one, the innermost is named."""
     sources = Sources((tuple(SourceLine("a.py", 1, each, "a.py:1") for each in functions),))
     assert _named_by_function(sources, 0, "other") == name
+
+
+def test_a_moment_has_the_first_step_that_reaches_it() -> None:
+    """A scalar more in a later step does not move it there; its bytes are the highest."""
+    assert _first_highest({39: 900_000, 40: 999_996, 41: 1_000_000, 42: 999_000}) == (40, 1_000_000)

@@ -118,15 +118,15 @@ def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
     found = []
     above = {number: each for number, each in trained.items() if each[0] > size * (1 + _ALIKE)}
     if above:
-        number = min(above, key=lambda step: (-above[step][0], step))
+        number, most = _first_highest({step: each[0] for step, each in above.items()})
         name = "optimizer" if above[number][2] == "optimizer" else _WORST_BATCH
-        found.append(moment(name, number, above[number][1], above[number][0], len(above)))
+        found.append(moment(name, number, above[number][1], most, len(above)))
     for phase, peaks in highest.items():
         if phase in _OF_STEPS:
             continue
-        number = min(peaks, key=lambda step: (-peaks[step][0], step))
-        if phase != _BETWEEN or peaks[number][0] > max(each[0] for each in trained.values()) * (1 + _ALIKE):
-            found.append(moment(phase, number, peaks[number][1], peaks[number][0], len(peaks)))
+        number, most = _first_highest({step: each[0] for step, each in peaks.items()})
+        if phase != _BETWEEN or most > max(each[0] for each in trained.values()) * (1 + _ALIKE):
+            found.append(moment(phase, number, peaks[number][1], most, len(peaks)))
     found.sort(key=lambda each: -each.moment.allocated_bytes)
     return (moment(STEADY, steady, place, size, alike), *found)
 
@@ -148,6 +148,12 @@ def describe_moments(trace: Trace, budget_bytes: int | None = None) -> str:
     reach = next(note for note in trace.manifest.notes if note.startswith(WHOLE)).partition(": ")[2].partition(";")[0]
     of = "" if budget_bytes is None else f" of {figures[-1]}"
     return f"{listed}{of} {unit}; {reach}"
+
+
+def _first_highest(sizes: dict[int, int]) -> tuple[int, int]:
+    """Returns the first step whose bytes are the highest but for a scalar more or less, and the highest bytes."""
+    highest = max(sizes.values())
+    return min(step for step, size in sizes.items() if size >= highest * (1 - _ALIKE)), highest
 
 
 def _named_by_function(sources: Sources, stack_id: int, phase: str) -> str:
