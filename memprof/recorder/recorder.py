@@ -54,7 +54,7 @@ class Recorder(ProcessRecorder[Observation]):
         super().__init__(folder, is_late=is_late, plan=plan, finds_roots=window.goes_on)
         self._window = window
         self._dry = dry
-        self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
+        self._after = AfterWindow(self._calls, self._guard, self._table, self._guarded) if window.goes_on else None
         self._batches = BatchObserver(LoaderObserver(measures=dry is not None))
         self._generated = GeneratedModules() if dry is None else None
         self._waits_for_training = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,14 +31,22 @@ class AfterWindow:
     Between recorded steps memprof only checks each call of a model, counts updates, and reads a peak counter.
     """
 
-    def __init__(self, calls: ModuleCallObserver, guard: ProfilerGuard, table: AllocatorTable) -> None:
+    def __init__(
+        self,
+        calls: ModuleCallObserver,
+        guard: ProfilerGuard,
+        table: AllocatorTable,
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
         """Stores the hooks in place while steps are recorded.
 
         Args:
             calls: Observes module calls; only those of root models between recorded steps.
             guard: Yields to the job's profiler.
             table: The allocator's table of live blocks.
+            guarded: Runs what may fail, which ends the recording but not the job.
         """
+        self._guarded = guarded
         self._calls = calls
         self._guard = guard
         self._table = table
@@ -158,11 +167,11 @@ class AfterWindow:
         if observation is None or not observation.is_mine() or self._peaks.phase == PHASES[phase]:
             return None
         before = self._peaks.phase
-        self.see(PHASES[phase])
+        self._guarded(lambda: self.see(PHASES[phase]))
         return before
 
     def _end_storing(self, before: str, _: BaseException | None) -> None:
-        self.see(before)
+        self._guarded(lambda: self.see(before))
 
     def _record_again(self, observation: Observation) -> None:
         self.remove()
