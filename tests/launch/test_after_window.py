@@ -183,13 +183,13 @@ class Renewed(torch.optim.SGD):
         return super().step()
 optimizer = Renewed(model.parameters(), lr=1e-3)
 extra = torch.nn.Linear(2**13, 2**12)
-for step in range(60):
-    time.sleep(0.02)  # the counter is read for at most 0.2 % of the time
+for step in range(40):
+    time.sleep(0.06)  # the counter is read for at most 0.2 % of the time
     model(torch.randn(16, 256)).square().mean().backward()
-    time.sleep(0.02)
+    time.sleep(0.06)
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.02)
+    time.sleep(0.06)
     if "save" in sys.argv and step == 30:
         torch.save({name: one.clone() for name, one in extra.state_dict().items()}, io.BytesIO())
 """
