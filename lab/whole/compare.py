@@ -6,8 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from memprof.analysis.report.whole_loop import moments_of
+from memprof.analysis.report.whole_loop import LoopMoment, moments_of
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 
 _MOST_STEPS = "2000"
 
@@ -18,6 +19,10 @@ def record(script: Path, output: Path, *options: str) -> float:
     words = ["memprof", "record", "-q", "-f", "-o", str(output), *options, str(script)]
     subprocess.run(words, check=False, capture_output=True)
     return time.monotonic() - begin
+
+
+def _words(one: LoopMoment) -> str:
+    return f"{one.name} {format_bytes(one.moment.allocated_bytes)} (step {one.moment.step})"
 
 
 def main() -> None:
@@ -44,7 +49,7 @@ def main() -> None:
         error = second.allocated_bytes / first.allocated_bytes - 1
         is_same = (first.phase, first.step) == (second.phase, second.step)
         print(
-            f"{script.stem} | {tops[0].describe()} | {tops[1].describe()} | {error:+.2%} | {is_same} | "
+            f"{script.stem} | {_words(tops[0])} | {_words(tops[1])} | {error:+.2%} | {is_same} | "
             f"{whole_s:.1f} / {plain_s:.1f} s | {note}",
             flush=True,
         )

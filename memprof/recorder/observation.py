@@ -226,6 +226,10 @@ class Observation(ThreadObservation):
         if self._can_grow and self._later.is_due(step):  # after the clock was read: it takes time
             self._later.state(step)
 
+    def write_later_peak(self, record: dict[str, Any]) -> None:
+        """Writes the highest peak after the window."""
+        self._log.record("later_peak", record)
+
     def record_again(self) -> None:
         """Resumes recording after `rest`, once the allocator's table is enabled again."""
         self._sessions.is_late = True

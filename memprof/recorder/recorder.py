@@ -54,7 +54,7 @@ class Recorder(ProcessRecorder[Observation]):
         super().__init__(folder, is_late=is_late, plan=plan, finds_roots=window.goes_on)
         self._window = window
         self._dry = dry
-        self._after = AfterWindow(self._calls, self._guard, self._table) if window.goes_on else None
+        self._after = AfterWindow(self._calls, self._guard, self._table, self._guarded) if window.goes_on else None
         self._batches = BatchObserver(LoaderObserver(measures=dry is not None))
         self._generated = GeneratedModules() if dry is None else None
         self._waits_for_training = False
@@ -162,6 +162,8 @@ class Recorder(ProcessRecorder[Observation]):
                 if self._has_pending_end:
                     self._end_step_if_possible(observation)
                 self._aside.has_begun = True
+                if self._after is not None:
+                    self._after.see("optimizer")
                 observation.begin_update(optimizer)
         except Exception as error:  # noqa: BLE001 - nothing in here may reach the job
             self._fail(error)
@@ -267,7 +269,7 @@ class Recorder(ProcessRecorder[Observation]):
         if watch is Watch.RESTING and self._after is not None:
             if not observation.has_ended:
                 self._note_aside(observation)
-            self._after.begin_step(observation)
+            self._after.begin_step(observation, self._step)
             is_clocked = self._window.is_clocked(self._step - self._aside.moved) and not is_job_profiling()
             # Without marked steps, each call of the model counts as one after the window.
             if is_clocked and observation.watch is Watch.RESTING and self._ends_steps():
@@ -286,6 +288,8 @@ class Recorder(ProcessRecorder[Observation]):
     def _end_step(self, observation: Observation) -> None:
         if self._aside.is_due:
             observation.step_aside(self._step)
+        if self._after is not None:
+            self._after.see("other")
         if observation.watch is not Watch.RESTING:
             observation.end_step(self._step)
         else:
@@ -334,6 +338,8 @@ class Recorder(ProcessRecorder[Observation]):
 
     def _remove(self) -> None:
         super()._remove()
+        if self._after is not None:
+            self._after.remove()
         self._batches.remove()
         if self._generated is not None:
             self._generated.remove()

@@ -191,6 +191,27 @@ class Between(_Json):
 
 
 @dataclass(frozen=True)
+class LaterPeak(_Json):
+    """The highest peak after the recorded steps, where it is above theirs: by the peak counter alone.
+
+    Attributes:
+        step: The job's step in which it was seen; -1 without such a peak.
+        phase: What ran, ``forward or backward`` for both; "" where that is not known.
+        line: The job's last line before it that is known, such as ``train.py:26``; "" for none.
+        device: ``cuda:0``, whose allocated bytes are counted, or ``cpu``, where it is the process's resident memory.
+        window_bytes: The same counter after the recorded steps.
+        peak_bytes: The peak.
+    """
+
+    step: int = -1
+    phase: str = ""
+    line: str = ""
+    device: str = ""
+    window_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Manifest(_Json):
     """The manifest of one recorded process.
 
@@ -220,6 +241,8 @@ class Manifest(_Json):
         backend: Source of the memory events, and its blind spots.
         capture: How completely the job was recorded.
         window: The requested steps.
+        budget_bytes: Budget of its live bytes; None without one.
+        later: The highest peak after the recorded steps, where it is above theirs.
         op_times: Source of the operator durations, such as ``timed step 5``.
         undivided: Why the batches of its DataLoaders cannot be split into micro-batches, a clause; "" where they can
             be, or where that is unknown.
@@ -253,6 +276,8 @@ class Manifest(_Json):
     backend: Backend = field(default_factory=Backend)
     capture: Capture = field(default_factory=Capture)
     window: Window = field(default_factory=Window)
+    budget_bytes: int | None = None
+    later: LaterPeak = field(default_factory=LaterPeak)
     op_times: str = "none"
     notes: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()

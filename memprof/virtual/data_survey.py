@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median_low
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -32,6 +33,8 @@ _MOST_LARGE = 10
 _MOST_REPEATS = 64
 #: Batches, spread over the epoch, of which a typical one is chosen.
 _KEPT = 16
+#: Samples of an epoch whose places are listed: a sampler may never end.
+_MOST_INDICES = 2**22
 #: Stands for the number of batches, where a loader does not say it.
 _UNKNOWN = -1
 
@@ -77,6 +80,7 @@ class DataSurvey:
         """
         self._path, self._seconds, self._step_of = path, seconds, step_of
         self._is_reading = False
+        self._read_before: WeakKeyDictionary[Any, tuple[_Walk, list[tuple[int | None, Any]]]] = WeakKeyDictionary()
 
     def install(self) -> None:
         """Has each loader yield the chosen batches instead of its epoch."""
@@ -92,11 +96,14 @@ class DataSurvey:
 
     def _yield(self, loader: Any, original: Callable[[Any], Any]) -> Iterator[Any]:
         """Yields each chosen batch until a step ends, and ends the job then; a loader without steps goes on."""
-        self._is_reading = True
-        try:
-            walk, order = self._read(loader, original)
-        finally:
-            self._is_reading = False
+        if loader not in self._read_before:
+            self._is_reading = True
+            try:
+                self._read_before[loader] = self._read(loader, original)
+            finally:
+                self._is_reading = False
+        walk, order = self._read_before[loader]
+        walk.line = _line_of_loop()  # it may be that of an evaluation, whose loader trains later
         for place, batch in order:
             began = self._step_of()
             for _ in range(_MOST_REPEATS):
@@ -126,17 +133,19 @@ class DataSurvey:
             fetch, next_index = iterator._dataset_fetcher.fetch, iterator._next_index
             is_stream = iterator._dataset_kind == torch.utils.data.dataloader._DatasetKind.Iterable
             in_order = torch.utils.data.SequentialSampler, torch.utils.data.dataloader._InfiniteConstantSampler
-            walk = _Walk(_line_of_loop(), _length(loader), not isinstance(getattr(loader, "sampler", None), in_order))
+            walk = _Walk("", _length(loader), not isinstance(getattr(loader, "sampler", None), in_order))
             largest: dict[str, tuple[tuple[float, int], int, Any, Any]] = {}
             before: Any = None
             kept: list[tuple[int, Any]] = []
             indices: list[Any] = []
-            while not is_stream and time.monotonic() - began < self._seconds / 2:
+            count = 0
+            while not is_stream and count < _MOST_INDICES and time.monotonic() - began < self._seconds / 2:
                 try:
                     indices.append(next_index())
                 except StopIteration:
                     walk.batches = len(indices)
                     break
+                count += len(indices[-1]) if isinstance(indices[-1], list) else 1
             for place in iter(range(1 << 62)) if is_stream else _spread(len(indices)):
                 try:
                     batch = fetch(next_index() if is_stream else indices[place])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from memprof.analysis.plans.data_batches import DataBatches
 from memprof.cli.main import main
-from memprof.virtual.data_survey import _collect, _spread
+from memprof.virtual import data_survey
+from memprof.virtual.data_survey import DataSurvey, _collect, _spread
 
 #: Attention over a long sentence decides, not the batch of most elements; two micro-batches make an update.
 JOB = """
@@ -75,3 +79,39 @@ def test_the_verdict_states_how_often_as_a_bound() -> None:
         "All 400 batches of an epoch read in 1.0 s (train.py:9).",
         "The loader shuffles or samples: batches of other epochs differ, and may be larger.",
     )
+
+
+class _Rows(Dataset[torch.Tensor]):
+    """Eight rows, and how often one was read."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        self.reads += 1
+        return torch.full((3,), place)
+
+
+class _Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
+def test_a_loader_without_steps_is_read_once(tmp_path: Path) -> None:
+    """An evaluation that comes every few steps costs the time of reading its data once."""
+    rows = _Rows()
+    survey, loader = DataSurvey(tmp_path / "survey.json", 5.0, lambda: 0), DataLoader(rows, batch_size=2)
+    lengths = [len(list(survey._yield(loader, DataLoader.__iter__))) for _ in range(3)]
+    assert rows.reads == 8
+    assert len(set(lengths)) == 1
+
+
+def test_a_sampler_that_never_ends_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its places are not listed for as long as there is time: that would take all memory."""
+    monkeypatch.setattr(data_survey, "_MOST_INDICES", 64)
+    survey, loader = DataSurvey(tmp_path / "survey.json", 60.0, lambda: 0), DataLoader(_Rows(), 4, sampler=_Endless())
+    walk, order = survey._read(loader, DataLoader.__iter__)
+    assert len(walk.index) == 16
+    assert order

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
+from memprof.trace.manifest import LaterPeak
 from memprof.trace.schema import NOT_RECORDED, Ops, Steps
 from memprof.trace.store import Trace
+from tests.json_outputs import read_schema, strict
 
 #: Batches of these sizes; the figures printed must not depend on being recorded.
 JOB = """
@@ -163,3 +167,51 @@ def test_a_step_that_is_not_recorded_is_named() -> None:
     ended, _ = record("train.py", "equal")
     assert "Not recorded: step 0 had larger inputs (28,800 elements) than any recorded step (2,304)" in ended.stderr
     assert "--skip 0 --steps 1" in ended.stderr
+
+
+#: Nothing but a list, an update or a checkpoint needs more than the steps before, none of which shows in an input.
+_LATER = """
+import io, sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(256, 256)
+class Renewed(torch.optim.SGD):
+    count = 0
+    def step(self, closure=None):
+        self.count += 1
+        if "update" in sys.argv and self.count == 31:
+            torch.ones(100 * 2**18)
+        return super().step()
+optimizer = Renewed(model.parameters(), lr=1e-3)
+extra = torch.nn.Linear(2**13, 2**12)
+for step in range(40):
+    time.sleep(0.06)  # the counter is read for at most 0.2 % of the time
+    model(torch.randn(16, 256)).square().mean().backward()
+    time.sleep(0.06)
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.06)
+    if "save" in sys.argv and step == 30:
+        torch.save({name: one.clone() for name, one in extra.state_dict().items()}, io.BytesIO())
+"""
+
+
+@pytest.mark.parametrize(("word", "step", "phase"), [("update", 30, "optimizer"), ("save", 31, "saving"), ("", 0, "")])
+def test_a_later_step_that_needs_more_is_named(word: str, step: int, phase: str) -> None:
+    """Its step and phase, though no input is larger; of steps that need no more nothing is said."""
+    Path("train.py").write_text(_LATER)
+    ended, trace = record("train.py", word)
+    later = trace.manifest.later
+    if not word:
+        assert later == LaterPeak()
+        assert "resident memory by" not in ended.stderr
+        return
+    assert (later.step, later.device, later.line) == (step, "cpu", f"train.py:{18 if word == 'update' else 22}")
+    assert phase == later.phase
+    assert later.peak_bytes - later.window_bytes > 64 * 2**20
+    said = f"Step {step} ({phase} from {later.line}) raised the peak of the process's resident memory by "
+    assert said in ended.stderr
+    shown = run("-P", "-m", "memprof.cli.main", "report", str(trace.path)).stdout.splitlines()
+    assert any(said in line for line in shown[:4])
+    found = json.loads(run("-P", "-m", "memprof.cli.main", "report", "--json", str(trace.path)).stdout)
+    assert found["later_peak"] == later.to_json()
+    jsonschema.Draft202012Validator(strict(read_schema("report"))).validate(found)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memprof.analysis.report.whole_loop import find_loop_moments, moments_of
+import jsonschema
+import pytest
+
+from memprof.analysis.diff.budget import judge_budget
+from memprof.analysis.report.report import build_report
+from memprof.analysis.report.report_json import report_to_json
+from memprof.analysis.report.sources import SourceLine, Sources
+from memprof.analysis.report.whole_loop import _first_highest, _named_by_function, find_loop_moments, moments_of
 from memprof.trace.files.spool import WHOLE
+from memprof.trace.store import Trace
+from tests.json_outputs import read_schema, strict
 from tests.recorder.recorded import record_script
 
 #: A list grows in every second call, an update renews a basis every tenth time, an evaluation keeps its results.
@@ -13,6 +22,7 @@ _JOB = """
 import torch
 from torch import nn
 torch.manual_seed(0)
+torch.set_num_threads(1)
 class Renewed(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
@@ -49,12 +59,55 @@ def test_the_peak_of_each_moment_is_that_of_a_real_run(tmp_path: Path) -> None:
     for grows, skips in ((False, True), (True, False)):
         script = _JOB.replace("GROWS", str(grows))
         real = record_script(tmp_path, script, "--skip", "0", "--steps", "25", name="real.memprof")
-        dry = record_script(tmp_path, script, "--dry-run", "--whole", name="dry.memprof")
+        dry = record_script(tmp_path, script, "--dry-run", "--whole", "--budget", "64MiB", name="dry.memprof")
         both = [moments_of(real.trace), find_loop_moments(dry.trace)]
         measured, predicted = (
             [(each.name, each.moment.step, each.moment.allocated_bytes) for each in moments if skips]
             for moments in both
         )
         assert predicted == measured
+        if skips:
+            _check_verdict(dry.trace, predicted)
         note = next(each for each in dry.trace.manifest.notes if each.startswith(WHOLE))
         assert ("; 0 calls" in note) is not skips
+
+
+def _check_verdict(trace: Trace, moments: list[tuple[str, int, int]]) -> None:
+    """The verdict by the budget lists every moment, in words and in JSON."""
+    report = build_report(trace)
+    assert report.budget is not None
+    said = report.budget.describe()
+    assert said.startswith(f"Fits: steady {moments[0][2] / 2**20:.2f}, ")
+    assert " of 64.00 MiB; " in said
+    for name, step, size in moments[1:]:
+        assert f"{name} {size / 2**20:.2f} (step {step}, job.py:" in said
+    over = judge_budget(trace, max(size for _, _, size in moments) - 1024).describe()
+    assert over.startswith("OVER the budget by 1.00 KiB, in a dry run: steady ")
+    value = report_to_json(report, 5)
+    jsonschema.Draft202012Validator(strict(read_schema("report"))).validate(value)
+    assert value["budget"] == {"budget_bytes": 2**26, "measured_bytes": max(size for *_, size in moments), "fits": True}
+    assert [(one["moment"], one["step"], one["allocated_bytes"]) for one in value["moments"]] == moments
+
+
+@pytest.mark.parametrize(
+    ("functions", "name"),
+    [
+        (("<module>",), "between steps"),
+        (("mix", "<module>"), "mix()"),
+        (("_sample", "generate", "step"), "generation"),
+        (("mul_", "swap_ema", "<module>"), "weight swap"),
+        (("save_pretrained", "train"), "saving"),
+        (("log_histograms", "train"), "logging"),
+        (("log_softmax_loss", "<module>"), "log_softmax_loss()"),
+        (("update_projector", "<module>"), "update"),
+    ],
+)
+def test_a_moment_between_steps_has_the_name_of_its_function(functions: tuple[str, ...], name: str) -> None:
+    """The innermost function that says what it does decides; without one, the innermost is named."""
+    sources = Sources((tuple(SourceLine("a.py", 1, each, "a.py:1") for each in functions),))
+    assert _named_by_function(sources, 0, "other") == name
+
+
+def test_a_moment_has_the_first_step_that_reaches_it() -> None:
+    """A scalar more in a later step does not move it there; its bytes are the highest."""
+    assert _first_highest({39: 900_000, 40: 999_996, 41: 1_000_000, 42: 999_000}) == (40, 1_000_000)

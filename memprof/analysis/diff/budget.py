@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.analysis.report.whole_loop import describe_moments
 from memprof.analysis.report.whole_run import is_light
 from memprof.errors import GateFailedError, InconclusiveError
 from memprof.trace.cut import cuttable_steps
@@ -31,6 +32,7 @@ class BudgetVerdict:
         step: Number of the peak's step; None likewise.
         rank: The rank with the peak; None for a single rank.
         unknown: Why a higher peak cannot be ruled out, a clause; "" where it can.
+        moments: Moments of a dry run of a whole loop, and how far it was followed; "" for other recordings.
     """
 
     budget_bytes: int
@@ -39,6 +41,7 @@ class BudgetVerdict:
     step: int | None = None
     rank: int | None = None
     unknown: str = ""
+    moments: str = ""
 
     @property
     def excess_bytes(self) -> int:
@@ -68,14 +71,16 @@ class BudgetVerdict:
         figures = f"{least}{format_bytes_of(self.measured_bytes, self.budget_bytes)}"
         if self.fits is None:
             return f"cannot determine whether it is within the budget: {figures}; {self.unknown}"
+        if self.fits and self.moments:
+            return f"Fits: {self.moments}"
         if self.fits:
             return f"within the budget, {self.how}: {figures}"
         how = "" if self.how == "measured" else f", {self.how}"
-        return f"OVER the budget by {format_bytes(self.excess_bytes)}{how}: {figures}"
+        return f"OVER the budget by {format_bytes(self.excess_bytes)}{how}: {self.moments or figures}"
 
     def describe(self) -> str:
         """Returns a one-sentence description."""
-        if self.fits is not False:
+        if self.fits is not False or self.moments:
             return f"{self.headline}."
         rank = "" if self.rank is None else f" {'in' if self.step is None else 'of'} rank {self.rank}"
         step = "" if self.step is None else f" in step {self.step}"
@@ -99,6 +104,7 @@ def judge_budget(trace: Trace, budget_bytes: int) -> BudgetVerdict:
     ranks = [trace.rank_trace(rank) for rank in trace.ranks]
     peaks = [(fullest, rank.rank) for rank in ranks if (fullest := highest_peak(rank)) is not None]
     (most, step), rank = max(peaks, key=lambda peak: peak[0][0], default=((None, None), None))
+    moments = "" if rank is None else describe_moments(trace.rank_trace(rank), budget_bytes)
     reasons = [reason for rank in ranks if (reason := _why_unknown(rank))]
     return BudgetVerdict(
         budget_bytes=budget_bytes,
@@ -107,6 +113,7 @@ def judge_budget(trace: Trace, budget_bytes: int) -> BudgetVerdict:
         step=step,
         rank=rank if len(ranks) > 1 else None,
         unknown=reasons[0] if reasons else "",
+        moments=moments,
     )
 
 

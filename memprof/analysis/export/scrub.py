@@ -122,6 +122,7 @@ def _scrub_manifest(manifest: Manifest, rules: Rules) -> Manifest:
         notes=(*(rules.sentence(note) for note in manifest.notes), _SAYS_SO),
         categories=(),  # patterns of names that are replaced
         plan=None if manifest.plan is None else change_texts(manifest.plan, rules.text),
+        later=replace(manifest.later, line=rules.file(manifest.later.line)),
         capture=replace(capture, ends_at=rules.names(capture.ends_at), reason=rules.sentence(capture.reason)),
         backend=replace(
             backend,

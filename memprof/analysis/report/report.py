@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memprof.analysis.allocator.device_verdict import DeviceVerdict, judge_device
+from memprof.analysis.diff.budget import BudgetVerdict, judge_budget
 from memprof.analysis.host.host_forecast import HostForecast
 from memprof.analysis.host.host_use import HostUse
 from memprof.analysis.leaks.leaks import growth_notice
@@ -47,7 +48,7 @@ from memprof.analysis.report.saved import (
     weigh_recompute,
 )
 from memprof.analysis.report.sources import SourceLine, Sources, find_sources
-from memprof.analysis.report.whole_loop import describe_loop, loop_json
+from memprof.analysis.report.whole_loop import LoopMoment, describe_moments, find_loop_moments
 from memprof.analysis.report.whole_run import DeviceUse, run_json, run_notes, summarise_devices
 from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
@@ -140,8 +141,9 @@ class Report:
         growth: Whether memory grows, with the line and its holder; "" where it does not.
         plan: Effect of the plan in force, in words, "" without a plan.
         verdict: Whether the job fits its device.
+        budget: Whether it fits its budget; None without one.
         run: For a light recording, the whole run as JSON containers, else None.
-        moments: Moments of a dry run of a whole loop, as JSON containers; empty for other recordings.
+        moments: Moments of a dry run of a whole loop; empty for other recordings.
         post_mortem: For a job in which memory ran out, the failed request and the live memory, else None.
     """
 
@@ -171,8 +173,9 @@ class Report:
     growth: str
     plan: str
     verdict: DeviceVerdict
+    budget: BudgetVerdict | None = None
     run: dict[str, Any] | None = None
-    moments: list[dict[str, Any]] = field(default_factory=list)
+    moments: tuple[LoopMoment, ...] = ()
     post_mortem: PostMortem | None = None
 
     @property
@@ -226,8 +229,9 @@ def build_report(
     modules, sources = module_tree(step.modules), find_sources(step.stacks)
     tree = folded_tree(step.modules) if fold_layers else modules
     saved = find_saved(step)
-    loop = describe_loop(trace)
-    notes = (*((Note(loop, is_warning=False),) if loop else ()), *notes)
+    budget = None if trace.manifest.budget_bytes is None else judge_budget(trace, trace.manifest.budget_bytes)
+    loop = describe_moments(trace) if budget is None else ""
+    notes = (*((Note(f"Moments: {loop}.", is_warning=False),) if loop else ()), *notes)
     growth = growth_notice(trace)
     notes += (Note(growth, is_warning=True),) if growth else ()
     peak, earlier = find_peak(step, sources), trace.earlier_stacks(step)
@@ -265,9 +269,10 @@ def build_report(
         devices=summarise_devices(trace.table(DeviceMemory)),
         notes=notes + write_notes(trace.manifest, trace.table(Steps), step),
         run=run_json(trace),
-        moments=loop_json(trace),
+        moments=find_loop_moments(trace),
         post_mortem=examine(trace),
         verdict=judge_device(trace),
+        budget=budget,
         growth=growth,
         plan=_describe_plan(trace.manifest),
     )

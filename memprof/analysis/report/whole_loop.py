@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 
 from memprof.analysis.report.moments import Moment, describe_moment
-from memprof.analysis.report.sources import find_sources
+from memprof.analysis.report.sources import Sources, find_sources
+from memprof.analysis.table import BYTES, NUMBER, TEXT, Column
 from memprof.trace.cut import cuttable_steps, rows_between
 from memprof.trace.files.spool import WHOLE
 from memprof.trace.fullest import live_during
 from memprof.trace.schema import Ops, Steps, Storages
 from memprof.trace.store import Trace
-from memprof.units import format_bytes
+from memprof.units import format_bytes_alike
 
 _OF_STEPS = ("forward", "backward", "optimizer")
 #: What runs between these; a moment of the loop only where it is the highest.
 _BETWEEN = "other"
+#: Phases that say little, and names for them by the functions that the job was in.
+_UNSPECIFIC = (_BETWEEN, "evaluation")
+_BY_FUNCTION = (
+    ("generation", re.compile(r"generat|sampl|rollout|decode|predict_step", re.IGNORECASE)),
+    ("evaluation", re.compile(r"eval|valid|test", re.IGNORECASE)),
+    ("saving", re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)),
+    ("loading", re.compile(r"load(?!er)|resume", re.IGNORECASE)),
+    ("weight swap", re.compile(r"swap|ema(?![a-z])|swa(?![a-z])|averag|restore", re.IGNORECASE)),
+    ("logging", re.compile(r"(?<![a-z])log(?!_?(it|prob|p_|sum|soft|lik))|metric|report", re.IGNORECASE)),
+    ("update", re.compile(r"project|optim|precondition|update", re.IGNORECASE)),
+)
+#: Name of the highest forward or backward above the steady step's.
+_WORST_BATCH = "worst batch"
 #: Peaks of steps that differ by less than this share of them count as equal.
 _ALIKE = 0.002
 STEADY = "steady"
@@ -30,20 +45,36 @@ class LoopMoment:
     """The highest moment of one kind in a loop.
 
     Attributes:
-        name: ``steady``, or a phase.
+        name: ``steady``, ``worst batch``, or a phase, more exactly where the job's functions tell.
         moment: The moment.
         steps: How many steps have such a moment.
+        of_steps: How many steps of the loop were followed.
     """
 
     name: str
     moment: Moment
     steps: int
+    of_steps: int
 
-    def describe(self) -> str:
-        """Describes it: ``evaluation 79.12 MiB (step 50, train.py:26)``."""
+    @property
+    def place(self) -> str:
+        """Where it is: `` (step 50, train.py:26)``; "" for the steady step."""
+        if self.name == STEADY:
+            return ""
+        how_often = f", 1 in {round(self.of_steps / self.steps):,} batches" if self.name == _WORST_BATCH else ""
         place = "" if self.moment.source is None else f", {self.moment.source.place}"
-        size = format_bytes(self.moment.allocated_bytes)
-        return f"{self.name} {size}" if self.name == STEADY else f"{self.name} {size} (step {self.moment.step}{place})"
+        return f" (step {self.moment.step}{how_often}{place})"
+
+
+LOOP_MOMENTS = (
+    Column("moment", None, TEXT, attrgetter("name")),
+    Column("step", None, NUMBER, attrgetter("moment.step")),
+    Column("phase", None, TEXT, attrgetter("moment.phase")),
+    Column("op", None, TEXT, attrgetter("moment.op")),
+    Column("source", None, TEXT, lambda one: None if one.moment.source is None else one.moment.source.place),
+    Column("allocated_bytes", None, BYTES, attrgetter("moment.allocated_bytes")),
+    Column("steps", None, NUMBER),
+)
 
 
 def find_loop_moments(trace: Trace) -> tuple[LoopMoment, ...]:
@@ -77,48 +108,63 @@ def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
 
     def moment(name: str, number: int, place: int, size: int, count: int) -> LoopMoment:
         step = trace.step(number)
-        return LoopMoment(name, describe_moment(step, sources, int(ops.op_id[place]) - step.first_op_id, size), count)
+        if name in _UNSPECIFIC:
+            name = _named_by_function(sources, int(ops.stack_id[place]), name)
+        at = describe_moment(step, sources, int(ops.op_id[place]) - step.first_op_id, size)
+        return LoopMoment(name, at, count, len(trained))
 
     size, place, _ = trained[steady]
     alike = sum(abs(each[0] - size) <= _ALIKE * size for each in trained.values())
     found = []
     above = {number: each for number, each in trained.items() if each[0] > size * (1 + _ALIKE)}
     if above:
-        number = min(above, key=lambda step: (-above[step][0], step))
-        found.append(moment(above[number][2], number, above[number][1], above[number][0], len(above)))
+        number, most = _first_highest({step: each[0] for step, each in above.items()})
+        name = "optimizer" if above[number][2] == "optimizer" else _WORST_BATCH
+        found.append(moment(name, number, above[number][1], most, len(above)))
     for phase, peaks in highest.items():
         if phase in _OF_STEPS:
             continue
-        number = min(peaks, key=lambda step: (-peaks[step][0], step))
-        if phase != _BETWEEN or peaks[number][0] > max(each[0] for each in trained.values()) * (1 + _ALIKE):
-            found.append(moment(phase, number, peaks[number][1], peaks[number][0], len(peaks)))
+        number, most = _first_highest({step: each[0] for step, each in peaks.items()})
+        if phase != _BETWEEN or most > max(each[0] for each in trained.values()) * (1 + _ALIKE):
+            found.append(moment(phase, number, peaks[number][1], most, len(peaks)))
     found.sort(key=lambda each: -each.moment.allocated_bytes)
     return (moment(STEADY, steady, place, size, alike), *found)
 
 
-def describe_loop(trace: Trace) -> str:
-    """Returns a sentence with the moments of a whole loop and how far it was followed; "" for other recordings."""
+def describe_moments(trace: Trace, budget_bytes: int | None = None) -> str:
+    """Returns the moments of a whole loop, ``steady 18.20, evaluation 19.90 (step 50) of 22.90 GiB``, and its reach.
+
+    Args:
+        trace: The recording; of others than dry runs of whole loops the text is "".
+        budget_bytes: A budget to name beside them.
+    """
     moments = find_loop_moments(trace)
-    reach = next((note for note in trace.manifest.notes if note.startswith(WHOLE)), "")
     if not moments:
         return ""
-    return f"Moments: {', '.join(each.describe() for each in moments)}; {reach.partition(': ')[2].partition(';')[0]}."
+    sizes = [each.moment.allocated_bytes for each in moments] + ([] if budget_bytes is None else [budget_bytes])
+    texts, _, unit = format_bytes_alike(sizes).rpartition(" ")
+    figures = texts.split(", ")
+    listed = ", ".join(f"{each.name} {size}{each.place}" for each, size in zip(moments, figures, strict=False))
+    reach = next(note for note in trace.manifest.notes if note.startswith(WHOLE)).partition(": ")[2].partition(";")[0]
+    of = "" if budget_bytes is None else f" of {figures[-1]}"
+    return f"{listed}{of} {unit}; {reach}"
 
 
-def loop_json(trace: Trace) -> list[dict[str, Any]]:
-    """Returns the moments of a whole loop as JSON containers."""
-    return [
-        {
-            "moment": each.name,
-            "step": each.moment.step,
-            "phase": each.moment.phase,
-            "op": each.moment.op,
-            "source": None if each.moment.source is None else each.moment.source.place,
-            "allocated_bytes": each.moment.allocated_bytes,
-            "steps": each.steps,
-        }
-        for each in find_loop_moments(trace)
-    ]
+def _first_highest(sizes: dict[int, int]) -> tuple[int, int]:
+    """Returns the first step whose bytes are the highest but for a scalar more or less, and the highest bytes."""
+    highest = max(sizes.values())
+    return min(step for step, size in sizes.items() if size >= highest * (1 - _ALIKE)), highest
+
+
+def _named_by_function(sources: Sources, stack_id: int, phase: str) -> str:
+    """Returns what the job does in a phase that says little, by the names of its functions, innermost first."""
+    frames = sources.user_frames[stack_id] if 0 <= stack_id < len(sources.user_frames) else ()
+    functions = [frame.function for frame in frames if frame.function != "<module>"]
+    for function in functions:
+        for name, pattern in _BY_FUNCTION:
+            if pattern.search(function):
+                return name
+    return phase if phase != _BETWEEN else f"{functions[0]}()" if functions else "between steps"
 
 
 def _steady(trained: dict[int, tuple[int, int, str]]) -> int:

@@ -14,6 +14,9 @@ from memprof.trace.schema import NONE, DeviceMemory, ModulePeaks, Modules, StepP
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
+#: Device of a peak of resident memory.
+_HOST = "cpu"
+
 
 def is_light(trace: Trace) -> bool:
     """Whether a trace is a light recording: it covers the whole run, without operators."""
@@ -48,11 +51,24 @@ def describe_highest(trace: Trace) -> str:
 
 
 def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
-    """Returns the note on the whole run: a warning where a step other than the reported one was higher."""
-    text = describe_highest(trace)
+    """Returns the note on the whole run: a warning where a step other than the recorded or reported was higher."""
+    text, later = describe_highest(trace), describe_later(trace)
     if not text:
-        return ()
+        return (Note(later, is_warning=True),) if later else ()
     return (Note(f"{text}.", is_warning=int(trace.table(StepPeaks).allocated_bytes.max()) > reported_bytes),)
+
+
+def describe_later(trace: Trace) -> str:
+    """Returns a sentence on the step that peaked above the recorded ones; "" where none did."""
+    later = trace.manifest.later
+    if later.step < 0:
+        return ""
+    where = f"{later.phase}{' from' if later.line else ''} {later.line}".strip()
+    rise = format_bytes(later.peak_bytes - later.window_bytes)
+    took = f"took {rise} more than the steps recorded before: its peak is {format_bytes(later.peak_bytes)}"
+    if later.device == _HOST:
+        took = f"raised the peak of the process's resident memory by {rise}"
+    return f"Step {later.step}{where and f' ({where})'} {took}; record it with --skip {later.step} --steps 1."
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:

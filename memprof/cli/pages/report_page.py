@@ -57,6 +57,8 @@ def fill_page(page: Page, report: Report, trace: str, table: str | None, top: in
             page.say(line, "" if line.startswith("  ") else "yellow")
     elif report.verdict.state != NO_LIMIT:
         page.say(f"{report.verdict.sentence}; {report.verdict.parts}.")
+    if report.budget is not None:
+        page.say(report.budget.describe())
     for note in report.notes:
         if note.is_warning and note.text != report.growth:
             page.warn(note.text)

@@ -187,7 +187,7 @@ def record(
     With --dry-run, nothing is computed from the first model on: tensors have shapes and no memory. The job ends after
     its first steps; the values it prints are placeholders, and it writes no checkpoint.
 
-    With --whole, it goes on to the end of the loop, or for three times as long as its first steps took; calls and
+    With --whole, it goes on to the end of the loop, or for 2.7 times the time of its first steps; calls and
     updates that repeat earlier ones are not run again.
 
     With --device, which implies --dry-run, a GPU that need not be present is simulated, on which torch behaves as on a

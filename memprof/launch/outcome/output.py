@@ -97,6 +97,7 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
             "stop": settings.stop,
             "light": settings.light,
             **({"dry_run": True, "torch_pin": torch_pin(target.arguments)} if settings.dry_run else {}),
+            **({} if settings.budget_bytes is None else {"budget_bytes": settings.budget_bytes}),
             **({"ranks": settings.ranks} if settings.ranks else {}),
         },
         "parent_pid": os.getpid(),

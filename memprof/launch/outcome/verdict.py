@@ -80,8 +80,8 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     from memprof.analysis.out_of_memory.post_mortem import examine
     from memprof.analysis.ranks.rank_report import compare_ranks, job_notes
     from memprof.analysis.report.notes import describe_steps
-    from memprof.analysis.report.whole_loop import describe_loop
-    from memprof.analysis.report.whole_run import describe_highest
+    from memprof.analysis.report.whole_loop import describe_moments
+    from memprof.analysis.report.whole_run import describe_highest, describe_later
     from memprof.errors import BadInputError
     from memprof.trace.files.spool import COMPILED, DRY_RUN, KILLED, MISSED_STEP, RAN_OUT, UNUSED_DEVICE
     from memprof.trace.store import Trace
@@ -129,10 +129,12 @@ def describe_recording(result: PackResult, target: str) -> Verdict:
     made_up = f"Dry run: {torch}{'; ' if torch else ''}values printed by the job are placeholders." if is_dry else ""
     fits = fit.describe() if fit is not None else ""
     missed = [f"{note[:1].upper()}{note[1:]}." for note in trace.manifest.notes if note.startswith(MISSED_STEP)]
+    moments = describe_moments(trace) if trace.manifest.budget_bytes is None else ""
     sentences = [
         sentence,
+        describe_later(trace),
         fits,
-        describe_loop(trace),
+        f"Moments: {moments}." if moments else "",
         *compiled,
         made_up,
         early,

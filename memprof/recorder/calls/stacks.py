@@ -17,7 +17,7 @@ from memprof.trace.files.spool import SAVING
 #: torch's activation checkpointing.
 CHECKPOINT_FILE = ("utils/checkpoint.py", "utils\\checkpoint.py")
 #: Code that is not the job's: torch's, and memprof's with its policies.
-_NOT_OF_JOB = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
+NOT_OF_JOB = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent))
 #: What calls the engine, and torch's backward of a compiled region, whose code is generated.
 _ENGINE, _COMPILED = "_engine_run_backward", "_aot_autograd"
 _DISPATCH = "__torch_dispatch__"
@@ -149,7 +149,7 @@ def runs_code_of_job(frame: FrameType | None) -> bool:
     while frame is not None and (code := frame.f_code).co_name != _ENGINE:
         if _COMPILED in code.co_filename:
             return False
-        is_of_job = (is_of_job or not code.co_filename.startswith(_NOT_OF_JOB)) and code.co_name != _DISPATCH
+        is_of_job = (is_of_job or not code.co_filename.startswith(NOT_OF_JOB)) and code.co_name != _DISPATCH
         frame = frame.f_back
     return is_of_job
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from memprof.phases import follow, unfollow
-from memprof.recorder.calls.modules import wrap_body
-from memprof.recorder.calls.tracebacks import recompiled
+from memprof.recorder.calls.modules import StoringObserver
 from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.recorder.interfaces import PlanHooks
 from memprof.recorder.light.allocators import AllocatorCount
@@ -25,7 +19,6 @@ from memprof.recorder.operators import OperatorMode
 from memprof.recorder.process_recorder import ProcessRecorder
 from memprof.recorder.profiler.sessions import clear_leftovers
 from memprof.recorder.thread_observation import ThreadEnd
-from memprof.trace.files.spool import LOADING, SAVING
 
 
 class LightRecorder(ProcessRecorder[LightObservation]):
@@ -195,43 +188,3 @@ class LightRecorder(ProcessRecorder[LightObservation]):
         super()._remove()
         unfollow(self._follow_name)
         self._storing.remove()
-
-
-# torch's own functions that save and load checkpoints are recompiled with a call before and after their bodies, as
-# module calls are, which keeps tracebacks through them as they are.
-_BEGIN, _END = "__memprof_begin_storing__", "__memprof_end_storing__"
-
-
-class StoringObserver:
-    """Calls `begin(phase)` before and `end(token, error)` after each call that saves or loads, while installed.
-
-    `begin` returns a token, or None for a call that is not observed; `end` is then not called. Neither may raise.
-    """
-
-    def __init__(self, begin: Callable[[int], Any], end: Callable[[Any, BaseException | None], None]) -> None:
-        self._callbacks: dict[str, Any] = {_BEGIN: begin, _END: end}
-        self._originals: list[tuple[FunctionType, CodeType]] = []
-
-    def install(self) -> None:
-        """Starts observing torch's functions; one of another form, of another torch, is left alone."""
-        for phase, functions in (
-            (SAVING, (torch.save, torch.nn.Module.state_dict, Optimizer.state_dict)),
-            (LOADING, (torch.load, torch.nn.Module.load_state_dict, Optimizer.load_state_dict)),
-        ):
-            for function in functions:
-                own: Any = inspect.unwrap(function)
-                if not str(getattr(own, "__module__", "")).startswith("torch."):
-                    continue  # replaced by the job: such calls stay in the phase around them
-                try:
-                    code = recompiled(own, partial(wrap_body, entry=f"{_BEGIN}({phase})", leave=_END))
-                except RuntimeError:
-                    continue  # another torch
-                own.__globals__.update(self._callbacks)
-                self._originals.append((own, own.__code__))
-                own.__code__ = code
-
-    def remove(self) -> None:
-        """Restores torch's own code; calls in progress still end through `end`."""
-        for function, code in self._originals:
-            function.__code__ = code
-        self._originals.clear()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memprof.recorder.calls.modules import ModuleCallObserver
+from memprof.phases import PHASES
+from memprof.recorder.calls.modules import ModuleCallObserver, StoringObserver
 from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.observation import Observation
 from memprof.recorder.profiler.native import AllocatorTable
@@ -14,6 +16,7 @@ from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import is_job_profiling, why_no_file
 from memprof.recorder.profiler.torch_library import kineto
 from memprof.recorder.steps.larger import LargerSteps, Move, elements_of
+from memprof.recorder.steps.peak_watch import BETWEEN, TRAINING, PeakWatch
 from memprof.recorder.steps.window import Watch
 
 _cuda: Any = torch.cuda  # not annotated in torch
@@ -25,21 +28,33 @@ _MOST_OPS = 200_000
 class AfterWindow:
     """Rests after the window, observing only calls of root models, and records again if an input is larger.
 
-    Between recorded steps memprof only checks each call of a model and counts updates.
+    Between recorded steps memprof only checks each call of a model, counts updates, and reads a peak counter.
     """
 
-    def __init__(self, calls: ModuleCallObserver, guard: ProfilerGuard, table: AllocatorTable) -> None:
+    def __init__(
+        self,
+        calls: ModuleCallObserver,
+        guard: ProfilerGuard,
+        table: AllocatorTable,
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
         """Stores the hooks in place while steps are recorded.
 
         Args:
             calls: Observes module calls; only those of root models between recorded steps.
             guard: Yields to the job's profiler.
             table: The allocator's table of live blocks.
+            guarded: Runs what may fail, which ends the recording but not the job.
         """
+        self._guarded = guarded
         self._calls = calls
         self._guard = guard
         self._table = table
         self._larger = LargerSteps()
+        self._peaks = PeakWatch()
+        self._storing = StoringObserver(self._begin_storing, self._end_storing)
+        self._observation: Observation | None = None  # while it rests
+        self._step = 0
         self._again: list[int] = []
         self._parts: list[int] = []
 
@@ -59,10 +74,12 @@ class AfterWindow:
         is_nested = observation.progress.calls or torch._C._current_graph_task_id() != -1
         if root < 0 and (is_nested or not is_recording):
             return False
+        trains = torch.is_grad_enabled()
+        if observation.watch is Watch.RESTING:
+            self.see(TRAINING if trains else "evaluation")
         with torch._C.DisableTorchFunction(), untraced():
             elements = elements_of(args, kwargs)
             kind = self._larger.kind(root, module)
-        trains = torch.is_grad_enabled()
         if kind < 0:
             self._larger.meet(module, elements, trains=trains)
             return False
@@ -100,8 +117,14 @@ class AfterWindow:
         if is_recorded and observation.has_ended:
             self._again.append(step)
 
-    def begin_step(self, observation: Observation) -> None:
+    def see(self, phase: str) -> None:
+        """Reads the peak counter where a phase begins, while the recording rests."""
+        if self._observation is not None and (news := self._peaks.look(self._step, phase)):
+            self._observation.write_later_peak(news)
+
+    def begin_step(self, observation: Observation, step: int) -> None:
         """Begins a step after the window; it is recorded if an earlier one was larger and could not be."""
+        self._step = step
         if observation.watch is not Watch.RESTING:
             self.rest(observation)
         if self._larger.needs_step and _may_record():
@@ -114,6 +137,15 @@ class AfterWindow:
         self._calls.install_for(observation.root_ids)
         self._guard.remove()
         self._table.switch_off()
+        if self._observation is None:
+            self._observation = observation
+            self._storing.install()
+        self._peaks.restart()
+
+    def remove(self) -> None:
+        """Removes the hooks that are installed while the recording rests."""
+        self._observation = None
+        self._storing.remove()
 
     def write_notes(self, observation: Observation, step: int) -> None:
         """Writes at the end which steps were recorded after the window, and which larger one was not."""
@@ -128,8 +160,21 @@ class AfterWindow:
             sentence = self._larger.sentence()
             if sentence:
                 observation.note(sentence)
+        self.see(BETWEEN)
+
+    def _begin_storing(self, phase: int) -> str | None:
+        observation = self._observation
+        if observation is None or not observation.is_mine() or self._peaks.phase == PHASES[phase]:
+            return None
+        before = self._peaks.phase
+        self._guarded(lambda: self.see(PHASES[phase]))
+        return before
+
+    def _end_storing(self, before: str, _: BaseException | None) -> None:
+        self._guarded(lambda: self.see(before))
 
     def _record_again(self, observation: Observation) -> None:
+        self.remove()
         self._table.switch_on(is_late=True)  # memory allocated meanwhile is followed by weak references
         self._guard.install()
         self._calls.install()

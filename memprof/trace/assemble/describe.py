@@ -21,6 +21,7 @@ from memprof.trace.manifest import (
     Between,
     Capture,
     Communicators,
+    LaterPeak,
     Machine,
     Manifest,
     Speed,
@@ -98,6 +99,7 @@ def build_manifest(
         communicators=Communicators.from_json(ended.get("communicators", {}).get(rank, {})),
         capture=_capture(spool, job, steps, cast(Ops, tables[Ops]), cast(Modules, tables[Modules])),
         window=Window(**start["window"]),
+        later=LaterPeak.from_json(next(reversed(spool.records.get("later_peak", [])), {})),
         op_times=op_times,
         notes=(
             *((str(ended["killed"]),) if "killed" in ended else ()),
@@ -136,6 +138,7 @@ def describe_start(spool: Spool, job: JobRecords) -> Manifest:
         ),
         rank=start["rank"],
         world_size=start["world_size"],
+        budget_bytes=options.get("budget_bytes"),
         dry_ranks=int(options.get("ranks", 0)),
         dry_nodes=int(options.get("nodes", 1)),
         pid=start["pid"],

@@ -5,27 +5,24 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memprof.recorder.memory.tensor_memory import parameters_of
-from memprof.virtual.repeats.meter import REPEATED, Meter, Watch
+from memprof.virtual.repeats.meter import REPEATED, Meter
+from memprof.virtual.repeats.results import Backwards, Entry, Result, Shape, describe_result
 from memprof.virtual.repeats.signature import (
     Surroundings,
     UnlikeError,
     arguments_key,
     gradients_key,
-    is_plain,
     modes_key,
     owned_by,
     state_key,
 )
-from memprof.virtual.values.answers import carry_marks
-from memprof.virtual.values.known import known
 
 if TYPE_CHECKING:
     from memprof.virtual.mode import DryMode
@@ -34,104 +31,6 @@ if TYPE_CHECKING:
 _MOST_PLACES = 8
 #: A model of which so many calls were run and none repeated another is left to its parts.
 _MOST_UNLIKE = 12
-#: A call that seems to repeat another was measured so often.
-_ENOUGH = 2
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A tensor that a call returns."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    storage: int
-    requires_grad: bool
-    marks: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What a call returns and leaves in memory.
-
-    Attributes:
-        spec: Structure of the result.
-        leaves: Its tensors, and plain values.
-        storages: Bytes of the tensors' storages.
-        saved_bytes: Bytes that remain for backward besides these.
-        excess_bytes: Peak of the call beyond the live bytes before it.
-    """
-
-    spec: TreeSpec
-    leaves: tuple[Any, ...]
-    storages: tuple[int, ...]
-    saved_bytes: int
-    excess_bytes: int
-
-
-@dataclass
-class _Entry:
-    """What calls with one key have in common.
-
-    Attributes:
-        result: That of the last one.
-        backward_bytes: Peak of its backward beyond the live bytes at its start; -1 without one.
-        receives: Which parameters had a gradient after it.
-        draws: Random numbers that it draws.
-        times: How many calls in a row were alike.
-        of_backward: How many of their backwards were.
-        is_apart: Whether it is never skipped, as its backward is not followed.
-    """
-
-    result: _Result | None = None
-    backward_bytes: int = -1
-    receives: tuple[bool, ...] = ()
-    draws: list[Callable[[], Any]] = field(default_factory=list)
-    times: int = 0
-    of_backward: int = 0
-    is_apart: bool = False
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether a call may be skipped."""
-        if self.is_apart or self.result is None or self.times < _ENOUGH:
-            return False
-        return self.of_backward >= _ENOUGH or not any(
-            isinstance(leaf, _Shape) and leaf.requires_grad for leaf in self.result.leaves
-        )
-
-
-class Backwards:
-    """Measures the parts of a backward: each from the first gradient of a call's result to that of another's."""
-
-    def __init__(self, meter: Meter) -> None:
-        """Starts outside of any."""
-        self._meter = meter
-        self._open: tuple[Watch, Callable[[int], None]] | None = None
-        self._task = -1
-
-    def begin(self, note: Callable[[int], None]) -> None:
-        """Begins a part, inside backward.
-
-        Args:
-            note: Receives its peak beyond the live bytes at its start.
-        """
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._open, self._task = None, task
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.end)
-        self.end()
-        self._task = task
-        self._open = self._meter.begin(), note
-
-    def end(self) -> None:
-        """Ends the part that is open."""
-        if self._open is not None:
-            (watch, note), self._open = self._open, None
-            self._meter.end(watch)
-            note(watch.excess_bytes)
 
 
 class CallRepeats:
@@ -158,7 +57,7 @@ class CallRepeats:
         self._meter = meter
         self._backwards = Backwards(meter)
         self._surroundings = Surroundings()
-        self._entries: dict[Hashable, _Entry] = {}
+        self._entries: dict[Hashable, Entry] = {}
         self._unlike: dict[int, int] = {}
         self._places: dict[int, int] = {}
         self._is_inside = False
@@ -196,7 +95,7 @@ class CallRepeats:
             key = (id(module), place, given, modes_key(), gradients, state, outside)
         except UnlikeError:
             return original(module, *args, **kwargs)
-        entry = self._entries.setdefault(key, _Entry())
+        entry = self._entries.setdefault(key, Entry())
         if entry.is_sure:
             self.skipped += 1
             return self._repeat(entry, [*tensors, *parameters] if torch.is_grad_enabled() else [], len(tensors))
@@ -208,7 +107,7 @@ class CallRepeats:
         module: torch.nn.Module,
         args: Any,
         kwargs: Any,
-        entry: _Entry,
+        entry: Entry,
         given: tuple[list[torch.Tensor], list[torch.Tensor], tuple[Hashable, Hashable]],
     ) -> Any:
         tensors, parameters, (state, outside) = given
@@ -237,7 +136,7 @@ class CallRepeats:
         result = None
         if is_alike:
             owned = [*tensors, *parameters_of(module), *parameters_of(module, buffers=True)]
-            result = _describe(out, owned, watch, meter.live_bytes)
+            result = describe_result(out, owned, watch, meter.live_bytes)
         if result is None:
             entry.result, entry.times = None, 0
             self._unlike[id(module)] += 2
@@ -249,7 +148,7 @@ class CallRepeats:
         self._follow(out, entry, parameters)
         return out
 
-    def _follow(self, out: Any, entry: _Entry, parameters: list[torch.Tensor]) -> None:
+    def _follow(self, out: Any, entry: Entry, parameters: list[torch.Tensor]) -> None:
         """Measures the backward of a call that was run."""
         is_begun = is_twice = False
 
@@ -272,12 +171,12 @@ class CallRepeats:
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 leaf.grad_fn.register_prehook(begin)
 
-    def _repeat(self, entry: _Entry, inputs: list[torch.Tensor], count: int) -> Any:
+    def _repeat(self, entry: Entry, inputs: list[torch.Tensor], count: int) -> Any:
         assert entry.result is not None
         result = entry.result
         for draw in entry.draws:
             draw()
-        shapes = [leaf for leaf in result.leaves if isinstance(leaf, _Shape)]
+        shapes = [leaf for leaf in result.leaves if isinstance(leaf, Shape)]
         is_differentiable = any(shape.requires_grad for shape in shapes)
         if is_differentiable:
             made = _Repeated.apply(self, entry, shapes, count, *inputs)  # type: ignore[no-untyped-call]
@@ -287,7 +186,7 @@ class CallRepeats:
         remaining = iter(made)
         leaves = []
         for leaf in result.leaves:
-            if isinstance(leaf, _Shape):
+            if isinstance(leaf, Shape):
                 tensor = next(remaining)
                 for name, value in leaf.marks:
                     setattr(tensor, name, value)
@@ -296,7 +195,7 @@ class CallRepeats:
                 leaves.append(leaf)
         return tree_unflatten(leaves, result.spec)
 
-    def _make_all(self, result: _Result, shapes: list[_Shape]) -> tuple[torch.Tensor, ...]:
+    def _make_all(self, result: Result, shapes: list[Shape]) -> tuple[torch.Tensor, ...]:
         made: dict[int, torch.Tensor] = {}
         for shape in shapes:
             if shape.storage not in made:
@@ -335,7 +234,7 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, repeats: CallRepeats, entry: _Entry, shapes: list[_Shape], count: int, *inputs: torch.Tensor
+        ctx: Any, repeats: CallRepeats, entry: Entry, shapes: list[Shape], count: int, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Returns its results, and keeps as much memory as it saves for backward."""
         result = entry.result
@@ -373,42 +272,3 @@ class _Repeated(torch.autograd.Function):
             else:
                 found.append(repeats.make(shape, dtype) if leaf is None else repeats.make_like(leaf))
         return (None, None, None, None, *found)
-
-
-def _describe(out: Any, owned: list[torch.Tensor], watch: Watch, live_bytes: int) -> _Result | None:
-    """Returns what a call returned; None if another call would return something else."""
-    leaves, spec = tree_flatten(out)
-    before = {each.untyped_storage()._cdata for each in owned if each.layout is torch.strided}
-    places: dict[int, int] = {}
-    sizes: list[int] = []
-    found: list[Any] = []
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            if not is_plain(leaf):
-                return None
-            found.append(leaf)
-            continue
-        if type(leaf) is not FakeTensor or leaf.layout is not torch.strided or known(leaf) is not None:
-            return None
-        storage = leaf.untyped_storage()
-        if storage._cdata in before or storage.nbytes() % leaf.dtype.itemsize:
-            return None
-        if storage._cdata not in places:
-            places[storage._cdata] = len(sizes)
-            sizes.append(storage.nbytes())
-        found.append(
-            _Shape(
-                tuple(leaf.shape),
-                leaf.stride(),
-                int(leaf.storage_offset()),
-                leaf.dtype,
-                places[storage._cdata],
-                leaf.requires_grad,
-                carry_marks(leaf),
-            )
-        )
-    saved_bytes = live_bytes - watch.start_bytes - sum(sizes)
-    is_graph = any(isinstance(each, _Shape) and each.requires_grad for each in found)
-    if saved_bytes < 0 or (saved_bytes and not is_graph):
-        return None
-    return _Result(spec, tuple(found), tuple(sizes), saved_bytes, watch.excess_bytes)

@@ -70,7 +70,8 @@ class Whole:
         calls = self._calls.skipped if self._calls is not None else 0
         updates = self._updates.skipped if self._updates is not None else 0
         reach = (
-            f"the time of three plain dry runs was over in step {self._steps:,}: later ones are not covered"
+            f"its time ({_MOST_TIMES} times that of {_FIRST_STEPS} steps) was over in step {self._steps:,}: later ones "
+            "are not covered"
             if self._is_cut
             else "the job ended"
         )
