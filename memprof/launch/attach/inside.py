@@ -43,8 +43,15 @@ _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
 
 
+class RefusedError(Exception):
+    """Something that this job does not permit."""
+
+
 def look(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Tells which threads train, beside the main thread: whether only the main thread does, or only one does."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise RefusedError("gevent has replaced the job's threads, beside which nothing can run: use memprof record")
     threading.Thread(target=_look, args=(request,), name="memprof-attach", daemon=True).start()
 
 
@@ -54,7 +61,8 @@ def _look(request: str) -> None:
     while time.monotonic() < until:
         found |= _threads_within(_TRAINING)
         time.sleep(_LOOK_S / 100)
-    _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
+    with suppress(OSError):  # the attaching command was killed, and its folder removed by another
+        _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
 
 
 def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
@@ -75,7 +83,7 @@ def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Begins a recording at the job's next step: `spool`, `steps`, whether `light`, and the `lock` of the attach."""
     global _recording  # noqa: PLW0603 - one recording per process
     if child.is_recording() or (_recording is not None and _recording.is_running()):
-        raise RuntimeError("the job is being recorded already")
+        raise RefusedError("the job is being recorded already")
     _recording = Recording(Path(folder), arguments)
     _recording.begin()
     _answer(request, rank=find_rank(os.environ)[0])
