@@ -102,7 +102,6 @@ KINDS = (
     _hostile("RLIMIT_AS", "memory"),
     _hostile("no file left", "files"),
     _hostile("gevent", "greenlets"),
-    _hostile("subinterpreter", "interpreters"),
     _hostile("gc.freeze", "frozen"),
     _hostile("deep recursion", "deep"),
     _hostile("PYTHONMALLOC", "plain", PYTHONMALLOC="debug"),

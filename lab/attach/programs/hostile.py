@@ -99,20 +99,6 @@ def greenlets():
     monkey.patch_all()
 
 
-def interpreters():
-    """A second interpreter computes in a thread."""
-    try:
-        import _interpreters
-    except ImportError:
-        try:
-            import _xxsubinterpreters as _interpreters
-        except ImportError:
-            return
-    other = _interpreters.create()
-    code = "import time\nwhile True: time.sleep(0.001)"
-    threading.Thread(target=_interpreters.run_string, args=(other, code), daemon=True).start()
-
-
 def frozen():
     """The collector's objects are frozen, models and all, once it trains."""
 
@@ -158,5 +144,5 @@ else:
         globals()[what]()
     train()
 signal.setitimer(signal.ITIMER_REAL, 0)
-if what in ("files", "interpreters", "forks"):
+if what in ("files", "forks"):
     os._exit(0)

@@ -19,7 +19,7 @@ from memprof.recorder.device_history import block_rows, segment_records
 from memprof.recorder.device_sampling import Devices
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.inventory import Inventory, tensors_in
+from memprof.recorder.memory.inventory import Inventory
 from memprof.recorder.memory.kept import reachable, tensors_of_data
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers, one_search
 from memprof.recorder.memory.references import local_values, running_frames
@@ -30,8 +30,8 @@ from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Nodes of autograd's graphs that are looked at.
 _MOST_NODES = 200_000
-#: Batches are at most so deep in a variable: a tuple, dictionaries in it.
-_BATCH_DEPTH = 2
+#: Batches are at most so deep in a variable (a tuple, dictionaries in it), and of so many tensors.
+_BATCH_DEPTH, _MOST_IN_BATCH = 2, 64
 _KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader)
 _cuda: Any = torch.cuda  # not annotated in torch
 _SAVED = "_raw_saved_"
@@ -83,7 +83,10 @@ def _write_objects(log: RawLog) -> None:
         inventory.optimizer_state(optimizer)
         inventory.gradients(optimizer)
     tensors = live_objects(torch.Tensor)
-    names = {id(one): name for name, value in _variables() for one in tensors_in(value, _BATCH_DEPTH)}
+    names: dict[int, str] = {}
+    for name, value in _variables():
+        for one in _tensors_in(value, _BATCH_DEPTH):
+            names.setdefault(id(one), name)  # the script's own first: functions may hold the dictionary of all of them
     computed = inventory.tensors(tensors)
     for tensor in tensors:
         if id(tensor) in names and not tensor.requires_grad:
@@ -98,6 +101,15 @@ def _variables() -> Iterator[tuple[str, Any]]:
     yield from list(vars(sys.modules["__main__"]).items())
     for frame in running_frames():
         yield from local_values(frame).items()
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a batch, without running code of the job's types."""
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif depth and type(value) in (list, tuple, dict) and len(value) <= _MOST_IN_BATCH:
+        for one in value.values() if type(value) is dict else value:
+            yield from _tensors_in(one, depth - 1)
 
 
 def _reached() -> list[Any]:

@@ -102,7 +102,8 @@ def _category(one: dict[str, Any], weights: set[int], inputs: set[int], families
         name, _, tensor = facts[HELD]
         is_alike = name != NONE or int(families[tensor]) in inputs
         return HELD, "input" if is_alike and tensor not in weights else "unknown"
-    return ACTIVATION, "activation"
+    is_saved = facts[ACTIVATION][0] != NONE  # by a node, which names it; others are computed, and kept by variables
+    return ACTIVATION, "activation" if is_saved else "temporary"
 
 
 def _blocks(spool: Spool) -> list[Sequence[int]]:
