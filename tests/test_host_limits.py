@@ -38,6 +38,9 @@ def test_group_inside_a_group(proc: Path, tmp_path: Path) -> None:
     (groups / "outer" / "memory.max").write_text(f"{4 << 30}\n")
     (groups / "outer" / "memory.current").write_text(f"{3 << 30}\n")
     assert cgroup_limit(proc, groups) == HostLimit(4 << 30, 1 << 30)
+    (proc / "4711").mkdir()
+    (proc / "4711" / "cgroup").write_text("0::/\n")
+    assert cgroup_limit(proc, groups, 4711) is None  # of another process, its own group counts
     assert nearest_limit(proc, groups) == HostLimit(4 << 30, 1 << 30)
 
 

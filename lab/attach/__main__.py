@@ -1,6 +1,6 @@
 """Attaches to running jobs of many kinds and compares them with runs that nothing attached to.
 
-python -m lab.attach [--out FOLDER] [--kind TEXT]... [--mode MODE]... [--again]
+python -m lab.attach [--out FOLDER] [--kind TEXT]... [--mode MODE]... [--python PROGRAM]
 
 A row for each kind of job, a column for each way to attach: ``ok``, or what of the job differs (its exit status, stdout
 or stderr), and the exit code of ``memprof attach``. The exit code is 1 where a job differs.
@@ -9,6 +9,7 @@ or stderr), and the exit code of ``memprof attach``. The exit code is 1 where a 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,22 +25,23 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/attach"), help="folder for what each run leaves")
     parser.add_argument("--kind", action="append", default=[], help="only kinds whose name contains this (repeatable)")
     parser.add_argument("--mode", action="append", choices=MODES, help="only this way to attach (repeatable)")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the jobs, which needs torch and numpy")
     args = parser.parse_args()
     modes = [mode for mode in MODES[1:] if not args.mode or mode in args.mode]
-    print(f"Python {sys.version.split()[0]}\n")
+    print(subprocess.check_output([args.python, "-V"], text=True))
     print("|".join(["", *(f" {word} " for word in ("job", *modes)), ""]))
     print("|" + "---|" * (1 + len(modes)), flush=True)
     failed = []
     for kind in chosen(args.kind):
         home = args.out.resolve() / "".join(letter if letter.isalnum() else "-" for letter in kind.name)
-        plain = run(kind, "nothing", home / "nothing")
+        plain = run(kind, "nothing", home / "nothing", args.python)
         print(f"| {kind.name} |", end="", flush=True)
         if not kind.ends and plain.status:
             print(f" plain run ends with {plain.status}: see {home} |")
             failed.append(f"{kind.name}: the plain run ends with {plain.status}")
             continue
         for mode in modes:
-            outcome = run(kind, mode, home / mode)
+            outcome = run(kind, mode, home / mode, args.python)
             words, why = _judge(kind, outcome, plain)
             failed += [f"{kind.name}, {mode}: {why} (see {home / mode})"] if why else []
             print(f" {words} |", end="", flush=True)

@@ -24,6 +24,7 @@ class Kind:
         is_paced: Run by ``paced.py``; otherwise the program paces itself.
         noise: A regular expression of what differs between two plain runs.
         ends: It may end before anything attached to it.
+        variables: Set in its environment.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kind:
     is_paced: bool = True
     noise: str = ""
     ends: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
 
     def command(self, python: str, folder: Path) -> list[str]:
         """Returns the command that runs it."""
@@ -46,6 +48,11 @@ def _zoo(name: str, script: str, *words: str, step: str = "update", noise: str =
 
 def _own(name: str, program: str, *words: str, step: str = "own", ends: bool = False) -> Kind:
     return Kind(name, (str(PROGRAMS / f"{program}.py"), *words), step, ends=ends)
+
+
+def _hostile(name: str, what: str, *before: str, **variables: str) -> Kind:
+    words = (str(PROGRAMS / "hostile.py"), what)
+    return Kind(f"hard: {name}", words, "own", before, variables=tuple(variables.items()))
 
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -85,6 +92,22 @@ KINDS = (
     _zoo("inference", "loops", "inference_only", step="call"),
     _own("full speed", "busy", "400"),
     _own("subclass, full speed", "busy", "400", "subclass"),
+    _hostile("signal handlers", "signals"),
+    _hostile("seccomp", "seccomp"),
+    _hostile("faulthandler", "faults"),
+    _hostile("a thread forks", "forks"),
+    _hostile("sys.settrace", "traced"),
+    _hostile("coverage", "plain", "-m", "coverage", "run", "--data-file", "{folder}/coverage"),
+    _hostile("small stacks", "stacks"),
+    _hostile("RLIMIT_AS", "memory"),
+    _hostile("no file left", "files"),
+    _hostile("gevent", "greenlets"),
+    _hostile("gc.freeze", "frozen"),
+    _hostile("deep recursion", "deep"),
+    _hostile("PYTHONMALLOC", "plain", PYTHONMALLOC="debug"),
+    _hostile("python -X dev", "plain", "-X", "dev"),
+    _hostile("python -X perf", "plain", "-X", "perf"),
+    _hostile("python -OO -s", "plain", "-OO", "-s"),
 )
 
 

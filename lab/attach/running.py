@@ -8,14 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import memprof.cli.pages.attach_page
+import memprof.launch.attach.dump
+import memprof.launch.attach.recording  # noqa: F401 - imported here for all processes that attach
 from lab.attach.kinds import Kind
 from lab.zoo_runs import environment
+from memprof.cli.main import main
 
 MODES = ("nothing", "dump", "record", "light", "detach", "killed")
-_START_S, _ATTACH_S, _END_S = 120.0, 60.0, 120.0
+_START_S, _ATTACH_S, _END_S = 600.0, 300.0, 600.0
+_FORK = get_context("fork")
+_GIVEN = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 #: How long the attaching command records before it is interrupted or killed.
 _HELD_S = {"detach": 1.5, "killed": 0.8}
 #: The moment and the process id with which torch begins a warning, and addresses.
@@ -56,7 +65,8 @@ def run(kind: Kind, mode: str, folder: Path, python: str = sys.executable) -> Ou
         "LAB_READY": str(ready),
         "LAB_DONE": str(done),
         "LAB_STEP": kind.step,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "programs"), *sys.path[:1]]),
+        **dict(kind.variables),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "programs"), *sys.path[:1], *_GIVEN]),
     }
     for path in (ready, done):
         path.unlink(missing_ok=True)
@@ -70,7 +80,7 @@ def run(kind: Kind, mode: str, folder: Path, python: str = sys.executable) -> Ou
                 done.touch()
                 attached = (0, "", 0.0)
             else:
-                attached = _attach(int(ready.read_text()), mode, folder, done, settings, python)
+                attached = _attach(int(ready.read_text()), mode, folder, done)
             status = _end_of(job)
         finally:
             if job.poll() is None:
@@ -81,36 +91,47 @@ def run(kind: Kind, mode: str, folder: Path, python: str = sys.executable) -> Ou
     return Outcome(status, (folder / "stdout").read_bytes(), stderr.replace(str(folder).encode(), b"."), *attached)
 
 
-def _attach(
-    pid: int, mode: str, folder: Path, done: Path, settings: dict[str, str], python: str
-) -> tuple[int | None, str, float]:
+def _attach(pid: int, mode: str, folder: Path, done: Path) -> tuple[int | None, str, float]:
     trace = str(folder / "attached.memprof")
     options = {
         "dump": ["--dump"],
         "record": ["-f", "-o", trace, "--steps", "2"],
     }.get(mode, ["-f", "-o", trace, "--light"])
-    command = [python, "-m", "memprof.cli.main", "attach", str(pid), *options]
-    began = time.monotonic()
-    with (folder / "attach.txt").open("wb") as out:
-        attach = subprocess.Popen(
-            command, cwd=folder, env=settings, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        try:
-            if mode in _HELD_S:
-                _wait_for_text(folder / "attach.txt", attach)
-                time.sleep(_HELD_S[mode])
-                attach.send_signal(signal.SIGINT if mode == "detach" else signal.SIGKILL)
-            elif mode == "light":
-                _wait_for_text(folder / "attach.txt", attach)
-                time.sleep(1.5)
-                done.touch()
-            status: int | None = attach.wait(_ATTACH_S)
-        except subprocess.TimeoutExpired:
-            attach.kill()
-            attach.wait()
-            status = None
+    began, text = time.monotonic(), folder / "attach.txt"
+    text.write_bytes(b"")
+    attach = attached(["attach", str(pid), *options], text)
+    if mode in _HELD_S:
+        _wait_for_text(text, attach)
+        time.sleep(_HELD_S[mode])
+        with suppress(ProcessLookupError):
+            os.kill(attach.pid or 0, signal.SIGINT if mode == "detach" else signal.SIGKILL)
+    elif mode == "light":
+        _wait_for_text(text, attach)
+        time.sleep(1.5)
+        done.touch()
+    attach.join(_ATTACH_S)
+    status = attach.exitcode
+    attach.kill()
+    attach.join()
     done.touch()
-    return status, (folder / "attach.txt").read_text(errors="replace"), time.monotonic() - began
+    return status, text.read_text(errors="replace"), time.monotonic() - began
+
+
+def attached(words: list[str], output: Path) -> ForkProcess:
+    """Starts `memprof` with some arguments as a fork of this process, which has it imported already."""
+    process = _FORK.Process(target=_run_here, args=(words, output))
+    process.start()
+    return process
+
+
+def _run_here(words: list[str], output: Path) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
+    status = main(words)
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _wait_for(ready: Path, job: subprocess.Popen[bytes]) -> None:
@@ -119,10 +140,10 @@ def _wait_for(ready: Path, job: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def _wait_for_text(path: Path, attach: subprocess.Popen[bytes]) -> None:
+def _wait_for_text(path: Path, attach: ForkProcess) -> None:
     """Waits until the attaching command says that it records, or ends."""
     deadline = time.monotonic() + _ATTACH_S
-    while "recording" not in path.read_text(errors="replace") and attach.poll() is None and time.monotonic() < deadline:
+    while "recording" not in path.read_text(errors="replace") and attach.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

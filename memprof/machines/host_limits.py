@@ -35,18 +35,19 @@ class HostLimit:
     free_bytes: int
 
 
-def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
+def nearest_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS, pid: int | None = None) -> HostLimit | None:
     """Returns the limit with the least memory left: the process's own, its cgroup's, or the machine's memory.
 
     Args:
         proc: The proc file system.
         cgroups: The cgroup file system.
+        pid: The process; this one by default.
 
     Returns:
         The limit; None where the system reports none.
     """
-    limits = [limit for limit in (_own(proc), cgroup_limit(proc, cgroups), machine_memory(proc)) if limit is not None]
-    return min(limits, key=lambda limit: limit.free_bytes, default=None)
+    known = (_own(proc, pid), cgroup_limit(proc, cgroups, pid), machine_memory(proc))
+    return min((limit for limit in known if limit is not None), key=lambda limit: limit.free_bytes, default=None)
 
 
 def named_limits(proc: Path = _PROC, cgroups: Path = _CGROUPS, shared: str = SHARED) -> dict[str, HostLimit]:
@@ -91,13 +92,13 @@ def free_memory() -> HostLimit:
     return HostLimit(memory.total, memory.available)
 
 
-def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> HostLimit | None:
-    """Returns the limit of this process's control group (a container's, a batch job's); None for none.
+def cgroup_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS, pid: int | None = None) -> HostLimit | None:
+    """Returns the limit of a process's (by default this one's) control group, as of a container; None for none.
 
     A nested group has its parents' limits too; the one with the least memory left counts.
     """
     limits = []
-    for line in _read(proc / "self" / "cgroup").splitlines():
+    for line in _read(proc / str(pid or "self") / "cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         # Version 2 has a single tree; version 1 has one for memory.
         is_memory = "memory" in controllers.split(",")
@@ -125,10 +126,13 @@ def _droppable(group: Path) -> int:
     return int(found) if found.isdecimal() else 0
 
 
-def _own(proc: Path) -> HostLimit | None:
+def _own(proc: Path, pid: int | None) -> HostLimit | None:
     """Returns the address space left under ``ulimit -v``."""
-    total = resource.getrlimit(resource.RLIMIT_AS)[0]
-    pages = _read(proc / "self" / "statm").split()
+    try:
+        total = (resource.prlimit(pid, resource.RLIMIT_AS) if pid else resource.getrlimit(resource.RLIMIT_AS))[0]
+    except OSError:  # it has ended
+        return None
+    pages = _read(proc / str(pid or "self") / "statm").split()
     if total == resource.RLIM_INFINITY or not pages:
         return None
     return HostLimit(total, max(0, total - int(pages[0]) * resource.getpagesize()))

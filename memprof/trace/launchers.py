@@ -18,6 +18,12 @@ _NAMES = (
 )
 
 
+def rank_texts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns what of an environment says which process of a job this is; empty where nothing does."""
+    names = ("LOCAL_RANK", *(rank_name for rank_name, _ in _NAMES))
+    return tuple(f"{name}={environment[name]}" for name in names if name in environment)
+
+
 def rank_in(environment: Mapping[str, str]) -> tuple[int, int]:
     """Returns the rank and the number of processes given by an environment; 0 of 1 where it has none."""
     for rank_name, size_name in _NAMES:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import jsonschema
 import pytest
+import torch
 
 from memprof.cli.main import main
+from memprof.launch.attach import inside
 from memprof.launch.attach.injection import CannotAttachError, NoAnswerError
-from memprof.launch.attach.processes import find_process, list_processes
+from memprof.launch.attach.processes import find_process, list_processes, ranks_below
 from memprof.launch.attach.session import Session
-from memprof.trace.schema import Steps
+from memprof.recorder.memory.present import write_present
+from memprof.trace.assemble.present import read_present
+from memprof.trace.schema import Steps, Storages
 from memprof.trace.store import Trace
 from tests.json_outputs import read_schema, strict
 
@@ -103,6 +110,8 @@ def test_records_whole_steps(job: tuple[subprocess.Popen[str], Path], tmp_path: 
     assert main(["attach", str(job[0].pid), "-o", str(output), "--steps", "2"]) == 0
     trace = Trace.open(output)
     assert trace.table(Steps).kind.tolist().count("recorded") == 2
+    assert trace.manifest.capture.exit_status is None
+    assert "the job was still running when this recording ended" in trace.manifest.notes
     categories = set(trace.fullest_step().storages.category.tolist())
     assert {"parameter", "optimizer_state", "gradient", "activation"} <= categories
 
@@ -143,6 +152,59 @@ def test_refuses_what_it_cannot_attach_to(tmp_path: Path) -> None:
     assert main(["attach", str(os.getpid()), "--dump"]) == 2
 
 
+def test_finds_ranks_whose_launcher_has_the_rank_of_its_pod() -> None:
+    script = "for n in 1 0; do RANK=$n LOCAL_RANK=$n sleep 60 & echo $!; done; wait"
+    pod = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    with subprocess.Popen(["sh", "-c", script], env=pod, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        ranks = [int(launcher.stdout.readline()) for _ in range(2)][::-1]
+        try:
+            until = time.monotonic() + 30  # the shell's forks have its environment until they have become sleep
+            while ranks_below(launcher.pid) != ranks and time.monotonic() < until:
+                time.sleep(0.01)
+            assert ranks_below(launcher.pid) == ranks
+            assert ranks_below(ranks[0]) == []
+        finally:
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_prints_nothing_into_a_job_whose_attach_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    inside.look("", str(tmp_path / "removed by the next attach" / "request-1"), {})
+    for thread in threading.enumerate():
+        if thread.name == "memprof-attach":
+            thread.join()
+    assert raised == []
+
+
+def test_refuses_other_systems(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for words in (["--list"], ["1", "--dump"], ["1", "--dump", "--alone"]):
+        assert main(["attach", *words]) == 2
+        assert "memprof attach needs Linux, and this is darwin" in capsys.readouterr().err
+
+
+def _dump_frozen(folder: Path) -> Storages:
+    """Dumps this process; variables of a function that asserts are not read, as pytest has it read them itself."""
+    model = torch.nn.Linear(5, 1_237)
+    gc.freeze()
+    try:
+        write_present(folder)
+    finally:
+        gc.unfreeze()
+        del model
+    ((_, tables),) = read_present(folder)
+    return cast(Storages, tables[Storages])
+
+
+def test_finds_what_the_job_has_frozen(tmp_path: Path) -> None:
+    found = _dump_frozen(tmp_path / "now")
+    is_weight = (found.name == "weight") & (found.requested_bytes == 5 * 1_237 * 4)
+    assert found.category[is_weight].tolist() == ["parameter"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_refuses_another_user() -> None:
     with subprocess.Popen(["sleep", "60"], user=65534) as other:
@@ -154,5 +216,5 @@ def test_refuses_another_user() -> None:
 def test_the_job_is_the_same(job: tuple[subprocess.Popen[str], Path]) -> None:
     process, stop = job
     stop.touch()
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, out, errors) == (7, "equal []\n", "")

@@ -43,7 +43,9 @@ def memory():
 
 
 torch.manual_seed(3)
-model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(int(sys.argv[1]) // 8)])  # 2 parameters, 2 gradients, 4 states
+model = nn.Sequential(
+    *[nn.Linear(16, 16) for _ in range(int(sys.argv[1]) // 10)]
+)  # 2 parameters, 2 gradients, 6 states
 optimizer = torch.optim.Adam(model.parameters())
 model(torch.randn(4, 16)).sum().backward()
 optimizer.step()

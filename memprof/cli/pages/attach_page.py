@@ -14,7 +14,6 @@ from memprof.analysis.table import BYTES, COUNT, NUMBER, SHARE, TEXT, Column, Fa
 from memprof.cli.page import Page
 from memprof.launch.attach.dump import Dump
 from memprof.launch.attach.processes import JobProcess
-from memprof.machines.host_limits import nearest_limit
 from memprof.trace.schema import NONE, DeviceMemory, Memory, Storages
 from memprof.trace.secrets import mask_words
 from memprof.trace.store import Trace
@@ -65,7 +64,7 @@ def _fill_one(page: Page, dump: Dump, rows: int | None, who: str) -> None:
     first, machine = reports[0], dump.traces[0].manifest.machine
     total = format_bytes(first.shown.by_category.total_bytes)
     page.say(f"{total} of tensors on {machine.device_name or machine.device_kind} in {who}", "bold")
-    for sentence in _facts(dump.traces[0], first):
+    for sentence in _facts(dump, first):
         page.say(sentence)
     page.add_section("Alive now, by category", _without(report_tables.categories(first), "maximum_bytes", "op_id"))
     page.add_section(
@@ -90,9 +89,9 @@ def _without(table: FactTable, *keys: str) -> FactTable:
     return table
 
 
-def _facts(trace: Trace, report: Report) -> list[str]:
+def _facts(dump: Dump, report: Report) -> list[str]:
     """Returns how full the device and the host are, and what the segments lose to fragmentation."""
-    found = []
+    trace, host, found = dump.traces[0], dump.host, []
     capacity, reserved = trace.manifest.machine.capacity_bytes, report.reserved_bytes
     if reserved is not None:
         live = report.shown.by_category.total_bytes
@@ -102,7 +101,6 @@ def _facts(trace: Trace, report: Report) -> list[str]:
         )
     rss = int(trace.table(Memory).host_rss_bytes[0])
     if rss != NONE:
-        host = nearest_limit()
         room = "" if host is None else f"; {format_bytes(host.free_bytes)} of {format_bytes(host.total_bytes)} left"
         found.append(f"{format_bytes(rss)} resident in main memory{room}.")
     pinned = trace.table(DeviceMemory).pinned_bytes

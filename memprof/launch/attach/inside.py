@@ -43,8 +43,15 @@ _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
 
 
+class RefusedError(Exception):
+    """Something that this job does not permit."""
+
+
 def look(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Tells which threads train, beside the main thread: whether only the main thread does, or only one does."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise RefusedError("gevent has replaced the job's threads, beside which nothing can run: use memprof record")
     threading.Thread(target=_look, args=(request,), name="memprof-attach", daemon=True).start()
 
 
@@ -54,7 +61,8 @@ def _look(request: str) -> None:
     while time.monotonic() < until:
         found |= _threads_within(_TRAINING)
         time.sleep(_LOOK_S / 100)
-    _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
+    with suppress(OSError):  # the attaching command was killed, and its folder removed by another
+        _answer(request, threads=len(found), others=len(found - {threading.main_thread().ident}))
 
 
 def dump(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
@@ -75,18 +83,21 @@ def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Begins a recording at the job's next step: `spool`, `steps`, whether `light`, and the `lock` of the attach."""
     global _recording  # noqa: PLW0603 - one recording per process
     if child.is_recording() or (_recording is not None and _recording.is_running()):
-        raise RuntimeError("the job is being recorded already")
+        raise RefusedError("the job is being recorded already")
     _recording = Recording(Path(folder), arguments)
     _recording.begin()
     _answer(request, rank=find_rank(os.environ)[0])
+    _recording.is_asked = False
 
 
 def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     """Ends the recording, at once or after the backward that is running."""
-    is_recording = _recording is not None and _recording.is_running()
-    if _recording is not None and is_recording:
-        _recording.end_soon()
-    _answer(request, is_recording=is_recording)
+    recording = _recording if _recording is not None and _recording.is_running() else None
+    if recording is not None:
+        recording.is_asked = recording.is_ending = True
+    _answer(request, is_recording=recording is not None)
+    if recording is not None:
+        recording.is_asked = False
 
 
 class Recording:
@@ -94,6 +105,9 @@ class Recording:
 
     Attributes:
         is_over: Its hooks are removed.
+        is_ending: It ends after the next update, or where the job is in no call of torch's.
+        is_asked: A pending call is in the interpreter's queue, or runs: no other may be added meanwhile. Under
+            sys.settrace, functions that a pending call calls would wait forever for it (Python 3.11).
     """
 
     def __init__(self, folder: Path, arguments: Mapping[str, Any]) -> None:
@@ -108,8 +122,8 @@ class Recording:
         else:
             self._recorder = Recorder(spool, Window(skip=1, steps=int(arguments["steps"])), is_late=True)
         self._updates: UpdateHooks | None = None
-        self._is_begun, self._is_ending = False, False
-        self._is_asked = False  # a pending call is in the interpreter's queue, which has 32 places for all
+        self._is_begun, self.is_ending = False, False
+        self.is_asked = True  # `begin` is within one
 
     def begin(self) -> None:
         """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
@@ -118,22 +132,18 @@ class Recording:
         self.step()
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 
-    def end_soon(self) -> None:
-        """Ends it after the next update, or where the job is in no call of torch's."""
-        self._is_ending = True
-        self._call_soon()
-
     def is_running(self) -> bool:
         """Whether it goes on, in this process and not the one that forked it."""
         return not self.is_over and os.getpid() == self._process
 
     def _call_soon(self) -> None:
-        if not self._is_asked:
-            self._is_asked = not ctypes.pythonapi.Py_AddPendingCall(_step_call, None)
+        if not self.is_asked:
+            self.is_asked = True  # before the call may run
+            if ctypes.pythonapi.Py_AddPendingCall(_step_call, None):
+                self.is_asked = False  # the queue is full
 
     def step(self) -> None:
         """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
-        self._is_asked = False
         with suppress(Exception):  # nothing may reach the job
             if self._is_idle() or _is_within(_OPTIMIZERS) or _threads_within(_OPTIMIZERS):
                 return
@@ -145,11 +155,11 @@ class Recording:
 
     def _may_go_on(self) -> bool:
         """Whether the next update need not be waited for."""
-        return self._recorder.may_finish_here() if self._is_ending else not _has_optimizers()
+        return self._recorder.may_finish_here() if self.is_ending else not _has_optimizers()
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do: the recording runs, is over, or is that of the process that forked this."""
-        return not self.is_running() or (self._is_begun and not self._is_ending)
+        return not self.is_running() or (self._is_begun and not self.is_ending)
 
     def _after_update(self, *_: Any) -> None:
         with suppress(Exception):  # nothing may reach the job
@@ -166,10 +176,10 @@ class Recording:
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._is_ending and not self._recorder.may_finish_here():
+        if self.is_ending and not self._recorder.may_finish_here():
             return  # after an update of the thread that is recorded
         self._remove_hook()
-        if self._is_ending:
+        if self.is_ending:
             self._finish("the attaching command ended it", None)
         elif not self._is_begun:
             self._is_begun = True
@@ -201,7 +211,7 @@ class Recording:
         while not self.is_over:
             time.sleep(_POLL_S)
             if self._recorder.is_closed or self._recorder.failure or _is_free(self._lock):
-                self._is_ending = True
+                self.is_ending = True
             if not self._is_idle():
                 self._call_soon()
 
@@ -209,6 +219,7 @@ class Recording:
 def _step_recording(_: object) -> int:
     if _recording is not None:
         _recording.step()
+        _recording.is_asked = False
     return 0
 
 

@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.launch.attach.injection import CannotAttachError, NoAnswerError, read_mappings
+from memprof.trace.launchers import rank_in, rank_texts
 
 _LIBRARY = re.compile(r"/(?:libpython|python)(\d)\.(\d+)(?:t|d)?(?:\.so[\d.]*|/lib-dynload/.*)?$")
 _FOLDER = re.compile(r"/python(\d)\.(\d+)t?/(?:lib-dynload|site-packages|dist-packages)/")
@@ -27,7 +28,6 @@ class JobProcess:
 
     Attributes:
         pid: Its id.
-        parent: That of the process that started it.
         command: Its command line.
         python: Version of its Python; (0, 0) for another program.
         has_torch: Whether torch is loaded.
@@ -36,7 +36,6 @@ class JobProcess:
     """
 
     pid: int
-    parent: int
     command: tuple[str, ...]
     python: tuple[int, int]
     has_torch: bool
@@ -53,17 +52,15 @@ def find_process(pid: int) -> JobProcess:
     """Returns a process that may be attached to.
 
     Raises:
-        CannotAttachError: It is another user's, no Python, too old, without torch, stopped, in another container, or
-            may not be traced; the message says what to do.
+        CannotAttachError: The system is not Linux; it is another user's, no Python, too old, without torch, stopped, in
+            another container, or may not be traced; the message says what to do.
         NoAnswerError: There is no such process.
     """
-    if not sys.platform.startswith("linux"):
-        raise CannotAttachError(f"memprof attach needs Linux, and this is {sys.platform}: record the job instead.")
+    status = _status(pid) if pid in _process_ids() else {}
     if pid == os.getpid():
         raise CannotAttachError(
             f"process {pid} is this command itself: give the job's, as memprof attach --list has it."
         )
-    status = _status(pid)
     if not status or status["State"][:1] in "ZX":
         raise NoAnswerError(f"process {pid} does not exist, or has ended.")
     owner = int(status["Uid"].split()[1])
@@ -89,9 +86,10 @@ def find_process(pid: int) -> JobProcess:
         )
     if status["State"][:1] in "Tt":
         raise CannotAttachError(f"process {pid} is stopped: let it go on first (fg, or kill -CONT {pid}).")
-    if os.readlink("/proc/self/ns/mnt") != os.readlink(f"/proc/{pid}/ns/mnt"):
+    is_same_space = os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{pid}/ns/mnt")
+    if not is_same_space or not os.path.samefile("/proc/self/root", f"/proc/{pid}/root"):
         raise CannotAttachError(
-            f"process {pid} runs in a container of its own: run memprof attach inside it (docker exec)."
+            f"process {pid} runs in a container or a chroot of its own: attach inside it (docker exec, chroot)."
         )
     refusal = _refusal(pid, process)
     if refusal:
@@ -121,23 +119,20 @@ def _how_to_permit() -> str:
 
 
 def _is_below_us(pid: int) -> bool:
-    while pid > 1:
-        status = _status(pid)
-        pid = int(status.get("PPid", "0"))
-        if pid == os.getpid():
-            return True
-    return False
+    while pid not in (0, os.getpid()):
+        pid = int(_status(pid).get("PPid", "0"))
+    return pid > 0
 
 
 def list_processes() -> list[JobProcess]:
     """Returns this user's processes that have torch loaded and may be read, by their ids."""
     found = []
-    for name in os.listdir("/proc"):
-        status = _status(int(name)) if name.isdecimal() and int(name) != os.getpid() else {}
+    for pid in _process_ids():
+        status = _status(pid) if pid != os.getpid() else {}
         if not status or status["Uid"].split()[1] != str(os.geteuid()) or status["State"][:1] in "ZX":
             continue
         try:
-            process = _describe(int(name), status)
+            process = _describe(pid, status)
         except OSError:  # it has ended, or may not be read
             continue
         if process.has_torch and process.python[0]:
@@ -150,20 +145,18 @@ def list_processes() -> list[JobProcess]:
 def ranks_below(pid: int) -> list[int]:
     """Returns the processes of the ranks that a launcher started, by rank; empty if the process is not a launcher.
 
-    A rank's environment has its number, and its parent's has not.
+    A rank's environment has its number, and its launcher's another one (that of its pod) or none.
     """
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        status = _status(int(name)) if name.isdecimal() else {}
-        if status:
-            children.setdefault(int(status.get("PPid", "0")), []).append(int(name))
+    for one in _process_ids():
+        children.setdefault(int(_status(one).get("PPid", "0")), []).append(one)
     found: list[tuple[int, int]] = []
-    waiting = [pid] if "RANK" not in _environment(pid) else []
+    own, waiting = rank_texts(_environment(pid)), [pid]
     while waiting:
         for child in children.get(waiting.pop(), []):
-            rank = _environment(child).get("RANK", "")
-            if rank.isdecimal():
-                found.append((int(rank), child))
+            environment = _environment(child)
+            if rank_texts(environment) not in ((), own):
+                found.append((rank_in(environment)[0], child))
             else:
                 waiting.append(child)
     return [child for _, child in sorted(found)]
@@ -200,7 +193,18 @@ def _describe(pid: int, status: dict[str, str]) -> JobProcess:
         has_torch |= "/libtorch_python" in mapping.path
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     rss = int(status.get("VmRSS", "0 kB").split()[0]) * 1024
-    return JobProcess(pid, int(status["PPid"]), tuple(command), python, has_torch, rss)
+    return JobProcess(pid, tuple(command), python, has_torch, rss)
+
+
+def _process_ids() -> set[int]:
+    """Returns the ids of all processes.
+
+    Raises:
+        CannotAttachError: The system is not Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CannotAttachError(f"memprof attach needs Linux, and this is {sys.platform}: record the job instead.")
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -226,17 +230,12 @@ def _device_bytes() -> dict[int, int]:
         lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return {}
-    found: dict[int, int] = {}
-    for pid, size in _fields(lines):
-        found[pid] = found.get(pid, 0) + size * 2**20
-    return found
-
-
-def _fields(lines: list[str]) -> Iterator[tuple[int, int]]:
+    found = Counter[int]()
     for line in lines:
         pid, _, size = line.partition(",")
         if pid.strip().isdecimal() and size.strip().isdecimal():
-            yield int(pid), int(size)
+            found[int(pid)] += int(size) * 2**20
+    return found
 
 
 def _shown(process: JobProcess) -> str:

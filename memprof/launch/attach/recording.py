@@ -79,7 +79,7 @@ def record_running(
             f"{output} is not written: process {pids} came to no place where the recording can end without risk, and "
             f"ends it by itself at the next one; until then memprof report {spool} reads it."
         )
-    write_exit(spool, 0)
+    write_exit(spool, None, is_running=any(session.is_running() for session in sessions))
     try:
         return pack_spool(spool, output)
     except BadInputError:

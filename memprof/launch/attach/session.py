@@ -21,6 +21,8 @@ from memprof.version import __version__
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 #: How often the answer is looked for, and after how long a wait is explained.
 _POLL_S, _EXPLAIN_S = 0.01, 2.0
+#: Limits of the job's, which say all: no traceback is shown.
+_OF_JOB = ("MemoryError", "OSError", "PermissionError", "RecursionError")
 #: The script that the job runs. Its names are its own, and nothing that it raises reaches the job, but what
 #: interrupts the job itself. It runs once: a later call finds it gone.
 _SCRIPT = """
@@ -31,9 +33,12 @@ def load(request):
         name, text = ".json", '{{"is_loaded": true}}'
     except BaseException as error:
         name, text = ".error", "cannot import memprof in the job: " + repr(error)
-    with open(request + ".new", "w") as file:
-        file.write(text)
-    os.rename(request + ".new", request + name)
+    try:
+        with open(request + ".new", "w") as file:
+            file.write(text)
+        os.rename(request + ".new", request + name)
+    except OSError:
+        pass  # the attaching command was killed, and its folder removed by the next one
 def run():
     import os, sys, importlib.util
     folder, package, version = {folder!r}, {package!r}, {version!r}
@@ -204,7 +209,12 @@ class Session:
         place = Path(f"{request}.py")
         write_private(place, script)
         if self.process.is_remote:
-            run_remotely(self.process.pid, place)
+            try:
+                run_remotely(self.process.pid, place)
+            except CannotAttachError:
+                if self.is_running():
+                    raise
+                raise NoAnswerError(f"process {self.process.pid} ended before it answered.") from None
         else:
             inject(self.process.pid, _one_line(str(place)))
         try:
@@ -214,7 +224,11 @@ class Session:
         error = Path(f"{request}.error")
         if error.exists():
             last = error.read_text(encoding="utf-8", errors="replace").strip()
-            raise NoAnswerError(f"the job could not answer: {last.splitlines()[-1]}.\n{last}")
+            reason, _, why = last.splitlines()[-1].partition(": ")
+            if reason.endswith(".RefusedError"):
+                raise CannotAttachError(f"process {self.process.pid}: {why}.")
+            text = "" if reason in _OF_JOB else f"\n{last}"
+            raise NoAnswerError(f"the job could not answer: {reason}{': ' if why else ''}{why}.{text}")
         answer: dict[str, Any] = json.loads(Path(f"{request}.json").read_text(encoding="utf-8"))
         return answer
 

@@ -113,18 +113,20 @@ def write_launch(spool: Path, target: Target, settings: Settings) -> None:
         raise CannotStartError(f"{spool} cannot be written: {reason}. {way_out}") from None
 
 
-def write_exit(spool: Path, returncode: int, killed: str = "") -> None:
+def write_exit(spool: Path, returncode: int | None, killed: str = "", *, is_running: bool = False) -> None:
     """Writes ``exit.json``, which records how the job ended.
 
     Args:
         spool: The recording's spool folder.
-        returncode: The job's exit status, negative for a signal.
+        returncode: The job's exit status, negative for a signal; None for a job of another's, whose status is unknown.
         killed: That the kernel killed it for lack of memory, in a sentence; "" if it did not.
+        is_running: Whether such a job goes on.
 
     Raises:
         OSError: The file cannot be written.
     """
-    ended: dict[str, object] = {"returncode": returncode, "ended_us": time.time_ns() / 1000}
+    status = {"is_running": is_running} if returncode is None else {"returncode": returncode}
+    ended: dict[str, object] = {**status, "ended_us": time.time_ns() / 1000}
     if idle := read_idle(spool):
         ended["without_effect"] = idle
     if killed:

@@ -128,12 +128,18 @@ class Inventory:
         tensors = live_objects(torch.Tensor)
         parameters = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
         self.alive((plain for tensor in tensors for plain in holders_of(tensor)), parameters, remember)
+        self.tensors(tensors)
+
+    def tensors(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Logs tensors of which nothing else is known; returns those with a graph."""
+        found = []
         for tensor in tensors:
-            if isinstance(tensor, torch.nn.Parameter):
-                category = PARAMETER
-            else:
-                category = ACTIVATION if is_computed(tensor) else HELD
-            self._state(tensor, category, "", -1)
+            has_graph = is_computed(tensor)
+            if has_graph:
+                found.append(tensor)
+            unowned = ACTIVATION if has_graph else HELD
+            self._state(tensor, PARAMETER if isinstance(tensor, torch.nn.Parameter) else unowned, "", -1)
+        return found
 
     def alive(
         self,

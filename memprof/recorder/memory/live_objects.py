@@ -54,10 +54,18 @@ _looked_up: tuple[tuple[type, ...], list[Any]] | None = None
 
 
 @contextmanager
-def one_search(kinds: tuple[type, ...]) -> Iterator[None]:
-    """Has all searches for some types look through the objects once: those that there are now."""
+def one_search(kinds: tuple[type, ...], others: Callable[[], list[Any]]) -> Iterator[None]:
+    """Has all searches for some types look through the objects once: those that there are now.
+
+    Args:
+        kinds: The types.
+        others: Returns objects that are looked at too where the job has frozen some, which the collector does not list.
+    """
     global _looked_up  # noqa: PLW0603 - one garbage collector per process
-    _looked_up = kinds, live_objects(kinds)
+    found = {id(one): one for one in live_objects(kinds)}
+    if gc.get_freeze_count():
+        found.update((id(one), one) for one in others() if issubclass(type(one), kinds))
+    _looked_up = kinds, list(found.values())
     try:
         yield
     finally:

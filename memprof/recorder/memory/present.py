@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,16 +19,19 @@ from memprof.recorder.device_history import block_rows, segment_records
 from memprof.recorder.device_sampling import Devices
 from memprof.recorder.log import RawLog
 from memprof.recorder.machine import describe_process
-from memprof.recorder.memory.inventory import Inventory, is_computed
-from memprof.recorder.memory.kept import tensors_of_data
+from memprof.recorder.memory.inventory import Inventory
+from memprof.recorder.memory.kept import reachable, tensors_of_data
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers, one_search
-from memprof.recorder.memory.references import read_locals, running_frames
+from memprof.recorder.memory.references import local_values, running_frames
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.recorder.steps.window import Window
+from memprof.trace.files.spool import ACTIVATION, HELD, INPUT
 from memprof.trace.files.spool_writer import SpoolWriter
 
 #: Nodes of autograd's graphs that are looked at.
 _MOST_NODES = 200_000
+#: Batches are at most so deep in a variable (a tuple, dictionaries in it), and of so many tensors.
+_BATCH_DEPTH, _MOST_IN_BATCH = 2, 64
 _KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader)
 _cuda: Any = torch.cuda  # not annotated in torch
 _SAVED = "_raw_saved_"
@@ -44,24 +48,8 @@ def write_present(folder: Path) -> None:
     """
     log = RawLog(SpoolWriter(folder))
     log.record("start", describe_process(Window(0, 1), is_late=True))
-    with torch._C.DisableTorchFunction(), untraced(), torch.no_grad(), one_search(_KINDS):
-        rounds, registry = OptimizerRounds(), ModuleRegistry(log)
-        inventory = Inventory(log, registry, rounds)
-        rounds.meet(live_optimizers(is_late=False))
-        registry.scan()
-        inventory.held(None)
-        inventory.outside.abandon()  # it has logged what it found, and nothing is followed
-        inventory.models()
-        for optimizer in rounds.alive():
-            inventory.optimizer_state(optimizer)
-            inventory.gradients(optimizer)
-        tensors, names = live_objects(torch.Tensor), _variables()
-        for tensor in tensors:
-            if id(tensor) in names and not is_computed(tensor) and not tensor.requires_grad:
-                inventory.variable(tensor, names[id(tensor)])
-        for name, tensor in _saved(tensor for tensor in tensors if is_computed(tensor)):
-            inventory.saved(tensor, name)
-        inventory.inputs((tensors_of_data(),), {})
+    with torch._C.DisableTorchFunction(), untraced(), torch.no_grad(), one_search(_KINDS, _reached):
+        _write_objects(log)
     Devices(log).sample()
     if _cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         segments = torch.cuda.memory._snapshot()["segments"]
@@ -70,16 +58,70 @@ def write_present(folder: Path) -> None:
     log.close()
 
 
-def _variables() -> dict[int, str]:
-    """Returns the names of the job's variables by the identity of their values."""
-    found = {id(value): name for name, value in list(vars(sys.modules["__main__"]).items())}
+class _Once(Inventory):
+    """States each tensor that training keeps once, under the first category found for it."""
+
+    def __init__(self, log: RawLog, registry: ModuleRegistry, rounds: OptimizerRounds) -> None:
+        super().__init__(log, registry, rounds)
+        self._kept: set[int] = set()
+
+    def _state(self, tensor: torch.Tensor, category: int, name: str, module: int) -> None:
+        if id(tensor) in self._kept:
+            return
+        if category not in (ACTIVATION, HELD, INPUT):
+            self._kept.add(id(tensor))
+        super()._state(tensor, category, name, module)
+
+
+def _write_objects(log: RawLog) -> None:
+    rounds, registry = OptimizerRounds(), ModuleRegistry(log)
+    inventory = _Once(log, registry, rounds)
+    rounds.meet(live_optimizers(is_late=False))
+    registry.scan()
+    inventory.models()
+    for optimizer in rounds.alive():
+        inventory.optimizer_state(optimizer)
+        inventory.gradients(optimizer)
+    tensors = live_objects(torch.Tensor)
+    names: dict[int, str] = {}
+    for name, value in _variables():
+        for one in _tensors_in(value, _BATCH_DEPTH):
+            names.setdefault(id(one), name)  # the script's own first: functions may hold the dictionary of all of them
+    computed = inventory.tensors(tensors)
+    for tensor in tensors:
+        if id(tensor) in names and not tensor.requires_grad:
+            inventory.variable(tensor, names[id(tensor)])
+    for name, tensor in _saved(computed):
+        inventory.saved(tensor, name)
+    inventory.inputs((tensors_of_data(),), {})
+
+
+def _variables() -> Iterator[tuple[str, Any]]:
+    """Yields the names of the job's variables and their values."""
+    yield from list(vars(sys.modules["__main__"]).items())
     for frame in running_frames():
-        found.update((number, name) for name, number in read_locals(frame).items())
-    return found
+        yield from local_values(frame).items()
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a batch, without running code of the job's types."""
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif depth and type(value) in (list, tuple, dict) and len(value) <= _MOST_IN_BATCH:
+        for one in value.values() if type(value) is dict else value:
+            yield from _tensors_in(one, depth - 1)
+
+
+def _reached() -> list[Any]:
+    return reachable([value for _, value in _variables() if not isinstance(value, ModuleType)])
 
 
 def _saved(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors that autograd's graphs have saved, each with its operator; hooks of the job are not called."""
+    """Yields the tensors that autograd's graphs have saved, each with its operator; hooks of the job are not called.
+
+    Args:
+        tensors: Tensors with a graph.
+    """
     waiting: list[Any] = []
     for tensor in tensors:
         try:

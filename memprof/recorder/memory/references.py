@@ -76,18 +76,23 @@ def running_frames() -> list[types.FrameType]:
 
 
 def read_locals(frame: types.FrameType) -> dict[str, int]:
-    """Returns the names of a function's local variables, and the ids of their values.
+    """Returns the names of a function's local variables, and the ids of their values."""
+    return {name: id(value) for name, value in local_values(frame).items()}
+
+
+def local_values(frame: types.FrameType) -> dict[str, Any]:
+    """Returns a function's local variables.
 
     Before Python 3.13, reading them fills a dictionary that belongs to the frame, and would keep old values alive: it
     is emptied again. Where that could be noticed (under a debugger, or if the function reads it itself), nothing is
     read.
     """
     if sys.version_info >= (3, 13):
-        return {name: id(value) for name, value in frame.f_locals.items()}
+        return dict(frame.f_locals)
     if sys.gettrace() is not None or frame.f_trace is not None or _READS_LOCALS & set(frame.f_code.co_names):
         return {}
     values = frame.f_locals
-    found = {name: id(value) for name, value in values.items()}
+    found = dict(values)
     if sys.getrefcount(values) <= _UNSHARED:
         values.clear()
     return found

@@ -30,6 +30,12 @@ from memprof.trace.manifest import (
 )
 from memprof.trace.schema import NONE, SCHEMA_VERSION, Modules, Ops, Steps, Table
 
+#: What became of a job that was attached to, by whether it went on.
+_ATTACHED = {
+    True: "the job was still running when this recording ended",
+    False: "the job ended during this recording; its exit status is unknown, as another process started it",
+}
+
 
 @dataclass(frozen=True)
 class JobRecords:
@@ -103,6 +109,7 @@ def build_manifest(
         op_times=op_times,
         notes=(
             *((str(ended["killed"]),) if "killed" in ended else ()),
+            *((_ATTACHED[ended["is_running"]],) if "is_running" in ended else ()),
             *_step_notes(spool, steps),
             *notes,
             *ended.get("without_effect", ()),

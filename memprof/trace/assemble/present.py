@@ -62,9 +62,8 @@ def _storages(spool: Spool, kinds: texts.TensorKinds) -> dict[int, dict[str, Any
     found: dict[int, dict[str, Any]] = {}
     columns = (facts[name].tolist() for name in ("address", "size_bytes", "category", "name", "module", "tensor"))
     for address, size, category, name, module, tensor in zip(*columns, strict=True):
-        one = found.setdefault(address, {"bytes": size, "device": kinds.device[tensor], "facts": {}, "saved": False})
+        one = found.setdefault(address, {"bytes": size, "device": kinds.device[tensor], "facts": {}})
         one["bytes"] = max(one["bytes"], size)
-        one["saved"] |= category == ACTIVATION and name != NONE
         known = one["facts"].get(category)
         if known is None or (known[0] == NONE and name != NONE):
             one["facts"][category] = (name, module, tensor)
@@ -101,9 +100,10 @@ def _category(one: dict[str, Any], weights: set[int], inputs: set[int], families
         return INPUT, "input"
     if HELD in facts:
         name, _, tensor = facts[HELD]
-        is_alike = name != NONE or one["saved"] or int(families[tensor]) in inputs
+        is_alike = name != NONE or int(families[tensor]) in inputs
         return HELD, "input" if is_alike and tensor not in weights else "unknown"
-    return ACTIVATION, "activation"
+    is_saved = facts[ACTIVATION][0] != NONE  # by a node, which names it; others are computed, and kept by variables
+    return ACTIVATION, "activation" if is_saved else "temporary"
 
 
 def _blocks(spool: Spool) -> list[Sequence[int]]:

@@ -149,14 +149,14 @@ class SpoolFolder:
         """Returns why the folder holds no recording: how the job ended."""
         folder, launch, ended = self.folder, self.launch, self.ended
         command = " ".join(str(part) for part in launch.get("command", ())) or "the job"
-        if ended is None:
+        if ended is None or ended.get("is_running"):
             became = "is still running"
-        elif not ended:
+        elif "returncode" not in ended:
             became = "ended without finishing its recording"
-        elif ended.get("returncode", 0) < 0:
+        elif ended["returncode"] < 0:
             became = f"was ended by signal {-ended['returncode']}"
         else:
-            became = f"ended with status {ended.get('returncode', 0)}"
+            became = f"ended with status {ended['returncode']}"
         return (
             f"{folder} holds no recording: {command} {became}, and none of its processes ran a training step with "
             "torch."

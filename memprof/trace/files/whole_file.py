@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator
@@ -143,7 +142,7 @@ def whole_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _filled(path: Path, *, is_private: bool) -> Iterator[Path]:
-    token = secrets.token_hex(6)
+    token = os.urandom(6).hex()  # a job that is attached to may have a module of its own named secrets
     temporary, old = (path.with_name(f".memprof-{token}.{end}") for end in ("part", "old"))
     temporary.mkdir(mode=FOLDER_MODE if is_private else 0o777)
     try:
