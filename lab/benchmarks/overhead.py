@@ -204,7 +204,7 @@ def light_cost(folder: Path, *, quick: bool) -> Section:
         ),
         brief=(
             ("model and recorder", "ratio to plain", "quartiles"),
-            [row for row in rows if not row[0].endswith((", wall clock", f"of {steps}", ", all"))],
+            [row for row in rows if not row[0].endswith((", wall clock", f"of {steps}", ", all", "in full", "MemTracker"))],
         ),
     )
 

@@ -27,11 +27,10 @@ from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import parts
 from memprof_dashboard.whatif.planning import Detail, Run, plans_of
+from memprof_dashboard.whatif.workspace import ROW
 
 #: Kinds of plans listed at most.
 _MOST_ROWS = 20
-#: Type of the buttons that choose a plan.
-ROW = "whatif-row"
 
 
 def summary(found: Suggestion) -> list[Any]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.plans.predict import commands_under
-from memprof.analysis.plans.suggest import Suggestion
-from memprof.planners.search.candidate import Candidate
-from memprof.policies.plan.plan_file import format_plan
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.overlay import Curve, overlay
 from memprof_dashboard.figures.shared import CONFIG, message
@@ -19,10 +15,13 @@ from memprof_dashboard.figures.whatif import Measured, Plans, is_on_front, paret
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.whatif import plan_parts
-from memprof_dashboard.whatif.plan_parts import ROW
-from memprof_dashboard.whatif.planning import Detail, Run, plans_of, runs_under_plans
-from memprof_dashboard.whatif.workspace import FOUND, RESULT, PlanSearch, PlanWorkspace
+from memprof_dashboard.whatif.workspace import FOUND, RESULT, ROW, PlanSearch, PlanWorkspace
+
+# What searches for plans is imported at use: the first timeline does not wait for it.
+if TYPE_CHECKING:
+    from memprof.analysis.plans.suggest import Suggestion
+    from memprof.planners.search.candidate import Candidate
+    from memprof_dashboard.whatif.planning import Detail, Run
 
 _PARETO = "whatif-pareto"
 _CHOSEN = "whatif-chosen"
@@ -44,6 +43,9 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         search = searches.of(place)[0]
         if search is None or search.is_running:
             return [] if search is not None else _nothing_yet()
+        from memprof.analysis.plans.suggest import Suggestion
+        from memprof_dashboard.whatif import plan_parts
+
         found = search.result()
         if not isinstance(found, Suggestion):
             return plan_parts.changes(found)
@@ -77,6 +79,8 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         over = searches.found(place)
         if over is None:
             return no_update
+        from memprof_dashboard.whatif.planning import runs_under_plans
+
         runs = runs_under_plans(workspace, View.from_json(place))
         return or_message(_front)(over[1], runs, _place_in(over[1], chosen), theme)
 
@@ -88,7 +92,7 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
             return parts.empty("Plan details", "Select a point or a row to see the plan's predicted step.")
         search, found = over
         at = _place_in(found, chosen)
-        return _detail(searches.detail(search, found, at), plans_of(found)[at], found)
+        return _detail(searches.detail(search, found, at), _plans_of(found)[at], found)
 
     @app.callback(
         Output(_STEP, "figure"),
@@ -114,6 +118,8 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         over = searches.found(place)
         if not clicks or over is None or _place_in(over[1], chosen) < 0:
             return no_update
+        from memprof.policies.plan.plan_file import format_plan
+
         search, found = over
         plan = searches.detail(search, found, _place_in(found, chosen)).plan
         return {"content": format_plan(plan), "filename": "plan.toml", "type": "application/toml"}
@@ -127,13 +133,21 @@ def _nothing_yet() -> Any:
     )
 
 
+def _plans_of(found: Suggestion) -> tuple[Candidate, ...]:
+    from memprof_dashboard.whatif.planning import plans_of
+
+    return plans_of(found)
+
+
 def _place_in(found: Suggestion, chosen: Any) -> int:
     """Returns a plan's place as a browser sent it; -1 where it makes no sense."""
-    return chosen if type(chosen) is int and 0 <= chosen < len(plans_of(found)) else -1
+    return chosen if type(chosen) is int and 0 <= chosen < len(_plans_of(found)) else -1
 
 
 def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]:
-    plans = plans_of(found)
+    from memprof_dashboard.whatif import plan_parts
+
+    plans = _plans_of(found)
     remarks = (
         [parts.note("The recording has grown since this search; search again to include the new data.")]
         if is_old
@@ -174,7 +188,7 @@ def _result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]
 
 
 def _cloud(found: Suggestion) -> Plans:
-    plans = plans_of(found)
+    plans = _plans_of(found)
     recorded = found.answer.recorded.step_time_us or math.nan
     return Plans(
         peak_bytes=np.array([one.peak_bytes for one in plans], dtype=np.int64),
@@ -210,5 +224,8 @@ def _step(detail: Detail, found: Suggestion, theme: Any) -> Any:
 
 
 def _detail(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
+    from memprof.analysis.plans.predict import commands_under
+    from memprof_dashboard.whatif import plan_parts
+
     commands = commands_under(found.manifest, "plan.toml")
     return [*plan_parts.plan_facts(detail, one, found), *plan_parts.command_of(_SAVE, commands)]
