@@ -78,6 +78,16 @@ def found(rank: Rank) -> Suggestion:
     return find_plans(rank, SearchForm("60%", ("checkpoint",)), NONE, lambda _: None)
 
 
+def test_the_simplest_plan_is_a_button(rank: Rank) -> None:
+    """The sentence that compares it with the fastest chooses it, by an id of its own beside that of its row."""
+    found = find_plans(rank, SearchForm("60%", ("swap",)), NONE, lambda _: None)
+    assert found.simplest
+    sentence = next(one for one in plan_parts.summary(found) if "simplest that fits" in text_of(one))
+    chosen = sentence.children[1].id["plan"]
+    assert isinstance(chosen, str)
+    assert plans_of(found)[int(chosen)] is found.plans[found.simplest - 1]
+
+
 def _text(component: object) -> str:
     return json.dumps(component, cls=PlotlyJSONEncoder, ensure_ascii=False)
 

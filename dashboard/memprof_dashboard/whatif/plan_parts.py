@@ -38,10 +38,14 @@ def summary(found: Suggestion) -> list[Any]:
     answer = found.answer
     lowest = f"lowest peak found: {describe_peak(answer.least)} with {found.short(answer.least.plan.describe())}"
     warnings = [*caveats(found), describe_reserved(found)]
-    simplest = describe_simplest(found)
+    simplest: list[Any] = []
+    if found.simplest:
+        place = next(at for at, one in enumerate(plans_of(found)) if one is found.plans[found.simplest - 1])
+        chosen: Any = {"type": ROW, "plan": str(place)}  # text: its row in the table has the number
+        simplest = [html.P([f"{describe_simplest(found)}. ", html.Button("Choose it", id=chosen, type="button")])]
     return [
         html.P(parts.sentence(verdict(found), 1000), className="verdict"),
-        *([html.P(f"{simplest}.")] if simplest else []),
+        *simplest,
         html.P(parts.sentence(f"{describe_recorded(found)}; {lowest}.", 700), className="note"),
         *(html.P(warning, className="warning") for warning in warnings if warning),
     ]

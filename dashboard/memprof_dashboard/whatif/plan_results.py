@@ -62,7 +62,7 @@ def register_plans(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
     def choose(click: Any, _: Any) -> Any:
         name = ctx.triggered_id
         if isinstance(name, dict):
-            return name["plan"] if ctx.triggered[0]["value"] else no_update
+            return int(name["plan"]) if ctx.triggered[0]["value"] else no_update
         try:
             place = int(click["points"][0]["customdata"])
         except (KeyError, IndexError, TypeError, ValueError):
