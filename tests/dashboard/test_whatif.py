@@ -45,7 +45,6 @@ from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.dry_frames import DryFrames
-from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
     SearchForm,
     detail_of,
@@ -217,7 +216,7 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
     """Verdict, plot and tables of a search are there in less than 150 kB; the best plan is chosen at first."""
     search: Search[object, Suggestion] = Search(1, Rank(Trace.open(GPT)), "60%", lambda _: found)
     search.result(5)
-    result = _result(search, found, is_old=True)  # type: ignore[arg-type]
+    result = plan_parts.result(search, found, is_old=True)  # type: ignore[arg-type]
     page = _text(result)
     best = found.answer.best
     assert best is not None

@@ -26,6 +26,9 @@ RESULT = "whatif-result"
 PLANNERS = "whatif-planners"
 #: Type of the buttons that choose a plan.
 ROW = "whatif-row"
+#: Parts of a result.
+CHOSEN, PARETO, DETAIL = "whatif-chosen", "whatif-pareto", "whatif-detail"
+STEP, SAVE = "whatif-step", "whatif-save"
 
 _MOST_DETAILS = 8
 
