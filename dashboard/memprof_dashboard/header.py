@@ -6,12 +6,10 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
 
-from memprof.analysis.plans.verify import describe_short
 from memprof.errors import MemprofError
 from memprof_dashboard import ids, parts
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.whatif.planning import run_under_plan
 
 #: How often folders are looked at, in milliseconds.
 _LOOK_MS = 3_000
@@ -122,6 +120,9 @@ def register_notice(app: Dash, workspace: Workspace) -> None:
 
 def _newest(workspace: Workspace, view: View, known: int) -> tuple[int, str]:
     """Returns the place of the newest run of the job, and a sentence on it; -1 and "" where there is none."""
+    from memprof.analysis.plans.verify import describe_short
+    from memprof_dashboard.whatif.planning import run_under_plan
+
     try:
         rank = workspace.rank(view.trace, view.rank)
         for place in reversed(range(known, len(workspace.sources))):

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import socket
 import sys
 import threading
 import time
 import webbrowser
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
+from werkzeug.test import Client
 
 from memprof.errors import MemprofError, NotStartedError, UsageError
 from memprof_dashboard.editors import address_of_editor
-from memprof_dashboard.sources import Source, open_sources, packed_file
-from memprof_dashboard.state import View
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
+# The address comes before what reads and draws a recording is imported.
 if TYPE_CHECKING:
     from dash import Dash
+
+    from memprof_dashboard.sources import Source
+    from memprof_dashboard.state import View
 
 #: Number of ports tried after the requested one.
 _TRIES = 50
@@ -89,7 +94,7 @@ def serve(
         say: Called with messages about the page's address.
 
     A job that is still before its first training step is waited for. The browser reads the page's scripts, half of its
-    time to the first plot, while the rest of the dashboard is imported here.
+    time to the first plot, while recordings are opened and the rest of the dashboard is imported here.
 
     Raises:
         BadInputError: A recording cannot be opened.
@@ -97,8 +102,7 @@ def serve(
     """
     _release_memory()
     address = address_of_editor(editor)
-    sources = open_started(paths, say)
-    threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
+    sources = None if all(map(_is_packed, paths)) else open_started(paths, say)
     with _without_ipython():
         from memprof_dashboard.guard import Opening, guarded_app, new_token
 
@@ -111,9 +115,10 @@ def serve(
     made: Future[Dash] = Future()
     server, taken = _listen(Opening(frame, made), host, port)
     settings |= {"editor": address, "dry_frames": dry_frames}
-    threading.Thread(target=_make, args=(made, server, sources), kwargs=settings, daemon=True).start()
+    opened = functools.partial(open_started, paths, say) if sources is None else lambda: sources
+    threading.Thread(target=_make, args=(made, server, opened), kwargs=settings, daemon=True).start()
     shown = f"[{host}]" if ":" in host else host
-    search = (view or View()).to_search().replace("?", "&")
+    search = "" if view is None else view.to_search().replace("?", "&")
     url = f"http://{shown}:{server.port}{prefix}?token={token}{search}"
     if server.port != port and port:
         say(f"port {port} is taken, using {server.port}" if taken else "")
@@ -131,6 +136,8 @@ def serve(
 
 def open_started(paths: list[Path], say: Callable[[str], None]) -> list[Source]:
     """Opens recordings, those of running jobs once their first training step has begun, or the job has ended."""
+    from memprof_dashboard.sources import open_sources, packed_file
+
     has_said = False
     while True:
         try:
@@ -155,13 +162,20 @@ def _without_ipython() -> Iterator[None]:
         del sys.modules["IPython"]
 
 
-def _make(made: Future[Dash], server: Server, sources: list[Source], **settings: Any) -> None:
-    """Makes the app; where that fails, the server ends, and whoever waits for the app gets the error."""
+def _is_packed(path: Path) -> bool:
+    """Returns whether a file looks like a whole recording, which need not be waited for."""
+    return path.suffix == ".memprof" and path.is_file() and zipfile.is_zipfile(path)
+
+
+def _make(made: Future[Dash], server: Server, opened: Callable[[], list[Source]], **settings: Any) -> None:
+    """Opens recordings and makes the app; where that fails, the server ends, and requests for the app get the error."""
     try:
+        sources = opened()
+        threading.Thread(target=_read_ahead, args=(sources[0],), daemon=True).start()
         from memprof_dashboard.app import create_app
 
         app = create_app(sources, **settings)
-        app.server.test_client().get("/")  # dash sets an app up in its first request, which others may overtake
+        Client(app.server).get("/")  # dash sets an app up in its first request, which others may overtake
         made.set_result(app)
     except BaseException as error:  # noqa: BLE001 - raised again in the thread that serves
         made.set_exception(error)

@@ -88,8 +88,8 @@ def allocator_replay(folder: Path, *, quick: bool) -> Section:
 
 
 def brief_of(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the recordings that have a history, without their ties."""
-    with_history = [row for row in rows if row[1] != "none"]
+    """Returns those with a history that have the fewest, the median and the most allocations, without their ties."""
+    with_history = least_middle_most([row for row in rows if row[1] != "none"], 2)
     return (*COLUMNS[:5], *COLUMNS[6:]), [(*row[:5], *row[6:]) for row in with_history]
 
 

@@ -33,7 +33,7 @@ CARDS = {
 #: Bars: median of the errors' sizes, and the largest that needs no explanation, per cent.
 MEDIAN, LARGEST = 1.0, 3.0
 #: Errors beyond these per cent are listed one by one, and explained.
-LISTED = 2.0
+LISTED = 3.0
 #: What `why` says where nobody knows.
 NOT_EXPLAINED = "not explained"
 _MARK = "published_counters"

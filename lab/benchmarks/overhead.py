@@ -31,6 +31,8 @@ _OBSERVERS = {
 _HAS_MEMRAY = importlib.util.find_spec("memray") is not None
 #: Steps left out at the start: those that make the optimizer's state, and those that are recorded.
 _AFTER_WINDOW, _LIGHT_SETTLED = 15, 5
+#: Ends of the names of rows that the page leaves to the file.
+_IN_FILE_ALONE = (", wall clock", ", all", "in full", "MemTracker")
 #: Steps of the long light runs, and of each block in which the plain and the followed process take turns.
 _LONG, _BLOCKS = {"gpt": 220, "small": 8000}, {"gpt": 5, "small": 100}
 _SAVED = {
@@ -204,7 +206,7 @@ def light_cost(folder: Path, *, quick: bool) -> Section:
         ),
         brief=(
             ("model and recorder", "ratio to plain", "quartiles"),
-            [row for row in rows if not row[0].endswith((", wall clock", f"of {steps}", ", all"))],
+            [row for row in rows if not row[0].endswith((*_IN_FILE_ALONE, f"of {steps}"))],
         ),
     )
 

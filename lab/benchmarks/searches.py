@@ -27,8 +27,6 @@ LINK = 24e3
 #: Most of the exact solution's time that auto may take on top, in per cent, and the seconds that each may search.
 GAP_BAR = 1.0
 _EXACT_S, _AUTO_S = 60.0, 20.0
-#: Rows that the page shows one by one.
-_SHOWN = ("auto", "best above bound")
 #: Highest time of a search for a 24-layer GPT, in seconds.
 SEARCH_BAR_S = 10.0
 
@@ -62,7 +60,7 @@ def planners(folder: Path, *, quick: bool) -> Section:
         "Planners: overhead over the step time",
         "Per cent of the recorded step, by budget as a share of the recorded peak; * proved optimal, x proved "
         "infeasible, - nothing found; ten seconds a search. 'best single' is the best of checkmate, chain, dtr, "
-        "knapsack, selective, sqrt and bptt; 'best above bound' its distance from the proved lower bound, in points.",
+        "knapsack, selective, sqrt and bptt.",
         columns,
         merged,
         Bar("auto is never worse than a single planner", f"worse {len(worse)} times{over}", passed=not worse),
@@ -75,7 +73,7 @@ def with_best_single(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     single: dict[str, list[tuple[str, ...]]] = {}
     for name, *cells in rows:
         model, planner = name.split(": ")
-        if planner not in (*_SHOWN, SwapOut.name):
+        if planner not in ("auto", "best above bound", SwapOut.name):
             single.setdefault(model, []).append(tuple(cells))
     shown = []
     for name, *cells in rows:
@@ -83,7 +81,6 @@ def with_best_single(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         if planner == "auto":
             best = [_least([one[place] for one in single[model]]) for place in range(len(cells) - 1)]
             shown.append((f"{model}: best single", *best, max(one[-1] for one in single[model])))
-        if planner in _SHOWN:
             shown.append((name, *cells))
     return shown
 

@@ -90,6 +90,8 @@ ACTIONS = (
 
 #: Name of the two operator rows that represent a gap: the first frees everything alive, the second recreates it.
 NOT_RECORDED = "(not recorded)"
+#: Name of storages that no event of their own allocated.
+ELSEWHERE = "taken by another thread, or held by no Python object"
 
 
 @dataclass(frozen=True)

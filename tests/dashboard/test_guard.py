@@ -86,7 +86,7 @@ def test_the_page_is_served_while_the_rest_is_imported(app: Any) -> None:
 def test_the_app_is_set_up_before_it_is_used(small_file: Path) -> None:
     """Scripts are asked for several at a time: of those that overtook dash's own set-up none would be served."""
     made: Future[Any] = Future()
-    serve._make(made, None, open_sources([small_file]), token=TOKEN)  # type: ignore[arg-type]
+    serve._make(made, None, lambda: open_sources([small_file]), token=TOKEN)  # type: ignore[arg-type]
     assert made.result().registered_paths
 
 

@@ -45,7 +45,6 @@ from memprof_dashboard.sources import Rank, Source, Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.whatif import plan_parts
 from memprof_dashboard.whatif.dry_frames import DryFrames
-from memprof_dashboard.whatif.plan_results import _result
 from memprof_dashboard.whatif.planning import (
     SearchForm,
     detail_of,
@@ -76,6 +75,16 @@ def rank() -> Rank:
 def found(rank: Rank) -> Suggestion:
     """What fits 60 % of its peak with checkpointing alone."""
     return find_plans(rank, SearchForm("60%", ("checkpoint",)), NONE, lambda _: None)
+
+
+def test_the_simplest_plan_is_a_button(rank: Rank) -> None:
+    """The sentence that compares it with the fastest chooses it, by an id of its own beside that of its row."""
+    found = find_plans(rank, SearchForm("60%", ("swap",)), NONE, lambda _: None)
+    assert found.simplest
+    sentence = next(one for one in plan_parts.summary(found) if "simplest that fits" in text_of(one))
+    chosen = sentence.children[1].id["plan"]
+    assert isinstance(chosen, str)
+    assert plans_of(found)[int(chosen)] is found.plans[found.simplest - 1]
 
 
 def _text(component: object) -> str:
@@ -207,7 +216,7 @@ def test_the_result_names_the_best_plan_and_is_small(found: Suggestion) -> None:
     """Verdict, plot and tables of a search are there in less than 150 kB; the best plan is chosen at first."""
     search: Search[object, Suggestion] = Search(1, Rank(Trace.open(GPT)), "60%", lambda _: found)
     search.result(5)
-    result = _result(search, found, is_old=True)  # type: ignore[arg-type]
+    result = plan_parts.result(search, found, is_old=True)  # type: ignore[arg-type]
     page = _text(result)
     best = found.answer.best
     assert best is not None

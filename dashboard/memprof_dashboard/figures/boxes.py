@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from plotly import graph_objects as go
@@ -15,7 +15,9 @@ from memprof_dashboard.figures.bars import GREW, SHRANK
 from memprof_dashboard.figures.shared import escaped, framed, message
 from memprof_dashboard.palette import Theme, fill_of, ink_on
 from memprof_dashboard.views.boxes import Box, simplified
-from memprof_dashboard.views.changes import ChangedBox
+
+if TYPE_CHECKING:
+    from memprof_dashboard.views.changes import ChangedBox
 
 #: How many levels of a flame graph are drawn at once; a click shows those further inside.
 _DEPTH = 9

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.plans.compare_planners import Point
-from memprof.analysis.plans.suggest import Suggestion
-from memprof.analysis.snapshot_plans.change import SnapshotPlans
-from memprof.analysis.snapshot_plans.change_search import lacks_operators
 from memprof.errors import MemprofError
-from memprof.planners.search.candidate import Candidate
-from memprof.policies.registry import default_policies, policy_types
 from memprof.units import format_bytes, format_count
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.whatif import PlannerLine, planner_lines
 from memprof_dashboard.page import or_message, or_sentence, theme_of
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.whatif import draft_page, plan_parts
+from memprof_dashboard.whatif import draft_page
 from memprof_dashboard.whatif.plan_results import FILE, register_plans
-from memprof_dashboard.whatif.planning import (
-    TIME_LIMIT_S,
-    SearchForm,
-    count_points,
-    find_changes,
-    find_plans,
-    run_planners,
-    runs_under_plans,
-)
 from memprof_dashboard.whatif.workspace import (
     COMPARED,
     FOUND,
@@ -42,6 +27,13 @@ from memprof_dashboard.whatif.workspace import (
     PlanWorkspace,
     key_of,
 )
+
+# What searches for plans is imported at use: the first timeline does not wait for it.
+if TYPE_CHECKING:
+    from memprof.analysis.plans.compare_planners import Point
+    from memprof.analysis.plans.suggest import Suggestion
+    from memprof.analysis.snapshot_plans.change import SnapshotPlans
+    from memprof.planners.search.candidate import Candidate
 
 _BUDGET = "whatif-budget"
 _SEEN = "whatif-seen"  # the budget line last copied into the field
@@ -68,6 +60,8 @@ class WhatIf:
 
     def layout(self, workspace: Workspace, view: View) -> Any:
         """Returns the form and the containers of the search results."""
+        from memprof.policies.registry import default_policies, policy_types
+
         options = [
             {"label": html.Span(kind.name, title=kind.flag_help), "value": kind.name}
             for kind in policy_types()
@@ -101,7 +95,7 @@ class WhatIf:
                 *(dcc.Store(id=name) for name in (_SEEN, _STARTED, _ASKED, FOUND, COMPARED)),
                 dcc.Download(id=FILE),
                 html.Div(id=RESULT),
-                html.Div(plan_parts.run_table(runs_under_plans(workspace, view)), id=_RUNS),
+                html.Div(_runs(workspace, view), id=_RUNS),
                 html.Div(id=PLANNERS),
             ],
             className="whatif",
@@ -143,6 +137,9 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
         prevent_initial_call=True,
     )
     def begin(*_: Any) -> Any:
+        from memprof.analysis.snapshot_plans.change_search import lacks_operators
+        from memprof_dashboard.whatif import planning
+
         name = ctx.triggered_id
         if not ctx.triggered or not ctx.triggered[0]["value"]:
             return no_update, no_update, no_update, no_update
@@ -155,10 +152,10 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
                     search.stop()
             return no_update, [], no_update, no_update
         if name == _COMPARE:
-            begun = searches.planners.start(key_of(view), rank, "", lambda report: run_planners(rank, report))
+            begun = searches.planners.start(key_of(view), rank, "", lambda report: planning.run_planners(rank, report))
             return begun.number, [], no_update, no_update
         budget, allowed = ctx.states[f"{_BUDGET}.value"], ctx.states[f"{_ALLOW}.value"]
-        form = SearchForm(str(budget or "")[:40], tuple(map(str, allowed or ())))
+        form = planning.SearchForm(str(budget or "")[:40], tuple(map(str, allowed or ())))
         try:
             form.check()
         except MemprofError as error:
@@ -166,8 +163,8 @@ def _register_form(app: Dash, workspace: Workspace, searches: PlanWorkspace) -> 
 
         def find(report: Callable[[Candidate], None]) -> Suggestion | SnapshotPlans:
             if lacks_operators(rank.trace):
-                return find_changes(rank, form)
-            return find_plans(rank, form, workspace.dry_frames, report)
+                return planning.find_changes(rank, form)
+            return planning.find_plans(rank, form, workspace.dry_frames, report)
 
         started = searches.plans.start(key_of(view), rank, form.budget, find)
         return -started.number, [], [form.budget, sorted(form.allow)], {"budget": form.budget}
@@ -212,12 +209,20 @@ def _register_runs(app: Dash, workspace: Workspace) -> None:
     )
     @or_sentence
     def show_runs(_: Any, place: Any) -> Any:
-        return plan_parts.run_table(runs_under_plans(workspace, View.from_json(place)))
+        return _runs(workspace, View.from_json(place))
+
+
+def _runs(workspace: Workspace, view: View) -> Any:
+    from memprof_dashboard.whatif import plan_parts, planning
+
+    return plan_parts.run_table(planning.runs_under_plans(workspace, view))
 
 
 def _plan_progress(search: PlanSearch | None) -> list[Any]:
     if search is None or not search.is_running:
         return []
+    from memprof_dashboard.whatif.planning import TIME_LIMIT_S
+
     tried = list(search.found)
     sentence = f"Searching for {search.what}: {format_count(len(tried), 'plan')} replayed in {search.seconds:.0f} s"
     if tried:
@@ -231,6 +236,8 @@ def _plan_progress(search: PlanSearch | None) -> list[Any]:
 def _planner_progress(search: PlannerSearch | None) -> list[Any]:
     if search is None or not search.is_running:
         return []
+    from memprof_dashboard.whatif.planning import count_points
+
     done = len(search.found)
     last = f" (last: {search.found[-1].planner})" if done else ""
     sentence = f" Comparing planners: {done} of {count_points()} results in {search.seconds:.0f} s{last}."
@@ -250,10 +257,12 @@ def register_planners(app: Dash, searches: PlanWorkspace) -> None:
         search = searches.of(place)[1]
         if search is None or search.is_running:
             return []
+        from memprof_dashboard.whatif import plan_parts, planning
+
         points = search.result()
         remarks = []
-        if len(points) < count_points():
-            remarks.append(parts.note(f"Stopped: showing {len(points)} of {count_points()} results."))
+        if len(points) < (count := planning.count_points()):
+            remarks.append(parts.note(f"Stopped: showing {len(points)} of {count} results."))
         return [
             html.H3("Overhead by planner"),
             parts.note(

@@ -21,7 +21,6 @@ from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View, clock_of, shown
 from memprof_dashboard.summary_bar import budget_of, hover_text, phase_of
 from memprof_dashboard.views.groups import storages_found
-from memprof_dashboard.whatif.draft import draft_of, predicted_line
 
 #: Value of the view for a second recording that is drawn over the first; otherwise it is below.
 OVER = "over"
@@ -114,6 +113,10 @@ def _axis_of(rank: Rank, view: View) -> dict[str, Any]:
 
 def _predicted(workspace: Workspace, rank: Rank, view: View) -> list[Overlaid]:
     """Returns the line of the view's plan; none without one, or where it cannot be predicted."""
+    if not view.plan:
+        return []
+    from memprof_dashboard.whatif.draft import draft_of, predicted_line
+
     try:
         made = draft_of(rank, view.plan, workspace.dry_frames)
     except MemprofError:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from memprof.analysis.plans.predict import Forecast, commands_under
 from memprof.errors import MemprofError
-from memprof.policies.plan.plan_file import format_plan
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import ids, parts
 from memprof_dashboard.sources import Workspace
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import budget_of
-from memprof_dashboard.whatif import plan_parts
-from memprof_dashboard.whatif.draft import Offer, draft_of, offer_of
-from memprof_dashboard.whatif.planning import counts_reserved
+
+# What predicts a plan is imported at use: the first timeline does not wait for it.
+if TYPE_CHECKING:
+    from memprof.analysis.plans.predict import Forecast
+    from memprof_dashboard.whatif.draft import Offer
 
 _FORM = "draft-form"
 _TICKS = "draft-ticks"
@@ -53,11 +53,16 @@ def layout() -> html.Section:
 def register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks."""
 
+    def offered(view: View) -> Offer:
+        from memprof_dashboard.whatif.draft import offer_of
+
+        return offer_of(workspace.rank(view.trace, view.rank))
+
     @app.callback(Output(_FORM, "children"), Input(ids.PLACE, "data"), State(ids.VIEW, "data"))
     def fill(place: Any, whole: Any) -> Any:
         view = View.from_json(place)
         try:
-            offer = offer_of(workspace.rank(view.trace, view.rank))
+            offer = offered(view)
         except MemprofError as error:
             return parts.note(f"No plan can be predicted from this recording: {error}")
         if not offer.settings and not offer.choices:
@@ -78,7 +83,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(whole)
         fields = ctx.inputs_list[1]
         modules = {str(field["id"]["policy"]): map(str, field.get("value") or ()) for field in fields}
-        text = offer_of(workspace.rank(view.trace, view.rank)).text_of(map(str, ticked or ()), modules)
+        text = offered(view).text_of(map(str, ticked or ()), modules)
         return no_update if text == view.plan else {"plan": text}
 
     # The plan also changes by a link, by Back, or by Clear.
@@ -94,7 +99,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(window)
         names = [str(field["id"]["policy"]) for field in ctx.outputs_list[1]]
         try:
-            offer = offer_of(workspace.rank(view.trace, view.rank))
+            offer = offered(view)
         except MemprofError:
             return no_update, [no_update] * len(names)
         modules = {name: list(map(str, own or ())) for name, own in zip(names, chosen, strict=True)}
@@ -126,6 +131,9 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = View.from_json(window)
         if window is None or not view.plan:
             return None
+        from memprof_dashboard.whatif.draft import draft_of
+        from memprof_dashboard.whatif.planning import counts_reserved
+
         try:
             rank = workspace.rank(view.trace, view.rank)
             made = draft_of(rank, view.plan, workspace.dry_frames)
@@ -136,6 +144,9 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(Output(_FILE, "data"), Input(_SAVE, "n_clicks"), State(ids.VIEW, "data"), prevent_initial_call=True)
     def save(clicks: Any, whole: Any) -> Any:
+        from memprof.policies.plan.plan_file import format_plan
+        from memprof_dashboard.whatif.draft import draft_of
+
         view = View.from_json(whole)
         rank = workspace.rank(view.trace, view.rank)
         made = draft_of(rank, view.plan, workspace.dry_frames) if clicks else None
@@ -185,6 +196,9 @@ def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
         view: The view; its budget is one of allocated bytes.
         counts_reserved: Whether the budget is the device's, in which reserved bytes must fit.
     """
+    from memprof.analysis.plans.predict import commands_under
+    from memprof_dashboard.whatif.plan_parts import command_of
+
     before, after = made.recorded, made.predicted
     ratio = after.step_time_us / before.step_time_us - 1 if before.step_time_us else math.nan
     rows: list[list[Any]] = [
@@ -219,5 +233,5 @@ def _result(made: Forecast, view: View, *, counts_reserved: bool) -> list[Any]:
         html.P([*sentence, ". ", _clear()], className="draft-verdict"),
         parts.table(["quantity", ">recorded", ">with the plan", ">change"], rows, label="effect of the plan"),
         *(html.P(parts.name(warning, 400), className="note") for warning in made.warnings),
-        *plan_parts.command_of(_SAVE, commands_under(made.manifest, "plan.toml")),
+        *command_of(_SAVE, commands_under(made.manifest, "plan.toml")),
     ]

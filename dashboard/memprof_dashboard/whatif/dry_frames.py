@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.errors import MemprofError, PolicyError
-from memprof.trace.step import Step
-from memprof.trace.store import Trace
-from memprof_dashboard.rank import Rank
 
 if TYPE_CHECKING:
     from memprof.analysis.plans.basis import Basis
     from memprof.policies.base import Policy
     from memprof.policies.plan.plan import Plan
+    from memprof.trace.step import Step
+    from memprof_dashboard.rank import Rank
 
 _SEVERAL = "the recorded steps differ; memprof predict dry-runs all of them"
 _UNDER_WAY = "a dry run of the job is under way"
@@ -108,6 +107,7 @@ class DryFrames:
             raise PolicyError("the dashboard has ended")
         from memprof.policies.plan.plan import Plan
         from memprof.policies.plan.plan_file import format_plan
+        from memprof.trace.store import Trace
 
         plan, output = folder / "plan.toml", folder / "predicted.memprof"
         plan.write_text(format_plan(Plan(frame)), encoding="utf-8")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from dash import html
+import numpy as np
+from dash import dcc, html
 
 from memprof.analysis.plans.compare_planners import MARKS, Point, overheads, planners
 from memprof.analysis.plans.plan_json import describe_error
 from memprof.analysis.plans.plan_rows import PlanRow, plan_tables, rows_of_search, shortest_refused
+from memprof.analysis.plans.predict import commands_under
 from memprof.analysis.plans.suggest import Suggestion, describe_peak, place_of
 from memprof.analysis.plans.suggest_words import (
     caveats,
@@ -22,16 +25,19 @@ from memprof.analysis.plans.verify import describe_short
 from memprof.analysis.snapshot_plans import snapshot_words
 from memprof.analysis.snapshot_plans.change import SnapshotPlans
 from memprof.analysis.table import BYTES, FIGURE, NAMES, TEXT, WORDS, FactTable, shown
-from memprof.planners.search.candidate import Candidate
 from memprof.policies.plan.plan_tables import NUMERICS_IN_WORDS
 from memprof.units import format_bytes, format_bytes_change, format_us
 from memprof_dashboard import parts
+from memprof_dashboard.figures.overlay import Curve, overlay
+from memprof_dashboard.figures.shared import CONFIG, message
+from memprof_dashboard.figures.whatif import Measured, Plans, is_on_front, pareto
+from memprof_dashboard.page import theme_of
 from memprof_dashboard.whatif.planning import Detail, Run, plans_of
+from memprof_dashboard.whatif.workspace import CHOSEN, DETAIL, PARETO, ROW, SAVE, STEP, PlanSearch
 
 #: Kinds of plans listed at most.
 _MOST_ROWS = 20
-#: Type of the buttons that choose a plan.
-ROW = "whatif-row"
+_PLOT = {"height": "420px"}
 
 
 def summary(found: Suggestion) -> list[Any]:
@@ -39,10 +45,14 @@ def summary(found: Suggestion) -> list[Any]:
     answer = found.answer
     lowest = f"lowest peak found: {describe_peak(answer.least)} with {found.short(answer.least.plan.describe())}"
     warnings = [*caveats(found), describe_reserved(found)]
-    simplest = describe_simplest(found)
+    simplest: list[Any] = []
+    if found.simplest:
+        place = next(at for at, one in enumerate(plans_of(found)) if one is found.plans[found.simplest - 1])
+        chosen: Any = {"type": ROW, "plan": str(place)}  # text: its row in the table has the number
+        simplest = [html.P([f"{describe_simplest(found)}. ", html.Button("Choose it", id=chosen, type="button")])]
     return [
         html.P(parts.sentence(verdict(found), 1000), className="verdict"),
-        *([html.P(f"{simplest}.")] if simplest else []),
+        *simplest,
         html.P(parts.sentence(f"{describe_recorded(found)}; {lowest}.", 700), className="note"),
         *(html.P(warning, className="warning") for warning in warnings if warning),
     ]
@@ -101,8 +111,9 @@ def tried_table(found: Suggestion, on_front: list[bool]) -> Any:
     return parts.as_table(heads, rows, label="all plans tried")
 
 
-def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
-    """Returns a plan's effects, policy by policy, and its prediction."""
+def plan_facts(detail: Detail, at: int, found: Suggestion) -> list[Any]:
+    """Returns a plan's effects, policy by policy, its prediction, and how to run under it, by its place."""
+    one = plans_of(found)[at]
     over = found.answer.search_request.needed(one) - found.answer.search_request.budget_bytes
     fits = f"{format_bytes(-over)} below budget" if over <= 0 else f"{format_bytes(over)} over budget"
     within = "" if one.interval.is_exact else f" ({describe_peak(one)} with the errors of other jobs)"
@@ -114,7 +125,93 @@ def plan_facts(detail: Detail, one: Candidate, found: Suggestion) -> list[Any]:
         html.H3(parts.name(one.plan.describe(), 300)),
         html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.sentence(summary, 500)]),
         parts.facts(detail.policies, label="plan, policy by policy"),
+        *command_of(SAVE, commands_under(found.manifest, "plan.toml")),
     ]
+
+
+def place_in(found: Suggestion, chosen: Any) -> int:
+    """Returns a plan's place as a browser sent it; -1 where it makes no sense."""
+    return chosen if type(chosen) is int and 0 <= chosen < len(plans_of(found)) else -1
+
+
+def result(search: PlanSearch, found: Suggestion, *, is_old: bool) -> list[Any]:
+    """Returns the result of a search: verdict, plot, the chosen plan and the tables."""
+    plans = plans_of(found)
+    remarks = (
+        [parts.note("The recording has grown since this search; search again to include the new data.")]
+        if is_old
+        else []
+    )
+    if not plans:
+        return [*summary(found), *remarks]
+    best = found.answer.best
+    first = found.answer.least if best is None else best
+    chosen = next((place for place, one in enumerate(plans) if one is first), 0)
+    cloud = _cloud(found)
+    on_front = is_on_front(cloud.peak_bytes, cloud.relative_time).tolist()
+    return [
+        dcc.Store(id=CHOSEN, data=chosen),
+        *summary(found),
+        *remarks,
+        html.Div(
+            [
+                html.Div(
+                    [
+                        html.H3("Plans tried"),
+                        dcc.Graph(id=PARETO, config=CONFIG, responsive=True, style=_PLOT),
+                        tried_table(found, on_front),
+                    ]
+                ),
+                html.Div(
+                    [
+                        html.Div(id=DETAIL),
+                        parts.graph(STEP, "300px"),
+                    ],
+                    className="plan",
+                ),
+            ],
+            className="halves even",
+        ),
+        *result_tables(found),
+    ]
+
+
+def _cloud(found: Suggestion) -> Plans:
+    plans = plans_of(found)
+    recorded = found.answer.recorded.step_time_us or math.nan
+    return Plans(
+        peak_bytes=np.array([one.peak_bytes for one in plans], dtype=np.int64),
+        relative_time=np.array([one.step_time_us / recorded for one in plans], dtype=np.float64),
+        names=[one.plan.describe() for one in plans],
+    )
+
+
+def front(found: Suggestion, runs: tuple[Run, ...], chosen: int, theme: Any) -> Any:
+    """Draws the plans by peak and step time, with runs under plans; arguments as for ``pareto``."""
+    recorded = found.answer.recorded
+    if not recorded.step_time_us or not math.isfinite(recorded.step_time_us):
+        return message("The recorded step time is unknown, so step times of plans have no reference.", theme_of(theme))
+    measured = [
+        Measured(
+            run.name,
+            run.found.measured.peak_allocated_bytes,
+            run.found.measured.step_time_us / recorded.step_time_us,
+        )
+        for run in runs
+        if run.found is not None and math.isfinite(run.found.measured.step_time_us)
+    ]
+    budget = found.answer.search_request.budget_bytes
+    return pareto(_cloud(found), recorded.peak_bytes, budget, theme_of(theme), chosen=chosen, measured=measured)
+
+
+def step_figure(detail: Detail, found: Suggestion, theme: Any) -> Any:
+    """Draws a plan's step over the recorded one."""
+    return overlay(
+        Curve("recorded", detail.recorded, detail.recorded_phases),
+        Curve("with the plan", detail.predicted, detail.predicted_phases),
+        theme_of(theme),
+        budget_bytes=found.answer.search_request.budget_bytes,
+    )
 
 
 def command_of(save: str, commands: list[str]) -> list[Any]:

@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from memprof.analysis.plans.compare_planners import Point
-from memprof.analysis.plans.suggest import Suggestion
-from memprof.analysis.snapshot_plans.change import SnapshotPlans
-from memprof.planners.search.candidate import Candidate
 from memprof_dashboard.sources import Rank, Workspace
 from memprof_dashboard.state import View
-from memprof_dashboard.whatif.planning import Detail, detail_of, plans_of
+
+if TYPE_CHECKING:
+    from memprof.analysis.plans.compare_planners import Point
+    from memprof.analysis.plans.suggest import Suggestion
+    from memprof.analysis.snapshot_plans.change import SnapshotPlans
+    from memprof.planners.search.candidate import Candidate
+    from memprof_dashboard.whatif.planning import Detail
 
 #: Numbers of the searches that are over and shown, -1 for none; None until that is known.
 FOUND = "whatif-found"
@@ -22,6 +24,11 @@ COMPARED = "whatif-compared"
 #: What they fill.
 RESULT = "whatif-result"
 PLANNERS = "whatif-planners"
+#: Type of the buttons that choose a plan.
+ROW = "whatif-row"
+#: Parts of a result.
+CHOSEN, PARETO, DETAIL = "whatif-chosen", "whatif-pareto", "whatif-detail"
+STEP, SAVE = "whatif-step", "whatif-save"
 
 _MOST_DETAILS = 8
 
@@ -134,8 +141,8 @@ class Searches(Generic[P, R]):
         return self._by_key.get(key)
 
 
-PlanSearch = Search[Candidate, Suggestion | SnapshotPlans]
-PlannerSearch = Search[Point, tuple[Point, ...]]
+PlanSearch: TypeAlias = "Search[Candidate, Suggestion | SnapshotPlans]"
+PlannerSearch: TypeAlias = "Search[Point, tuple[Point, ...]]"
 
 
 class PlanWorkspace:
@@ -154,12 +161,16 @@ class PlanWorkspace:
 
     def found(self, place: Any) -> tuple[PlanSearch, Suggestion] | None:
         """Returns the latest plan search with its result, where it is finished and not that of a snapshot."""
+        from memprof.analysis.plans.suggest import Suggestion
+
         search = self.of(place)[0]
         found = None if search is None or search.is_running else search.result()
         return (search, found) if search is not None and isinstance(found, Suggestion) else None
 
     def detail(self, search: PlanSearch, found: Suggestion, chosen: int) -> Detail:
         """Returns a plan's step; the last few are cached."""
+        from memprof_dashboard.whatif.planning import detail_of, plans_of
+
         key = (search.number, chosen)
         if key not in self._details:
             self._details = dict(list(self._details.items())[1 - _MOST_DETAILS :])

@@ -25,9 +25,8 @@ from memprof.analysis.leaks.leak import Leak, describe_cause, describe_rate, lea
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
-from memprof.trace.assemble.memory.elsewhere import NAME as ELSEWHERE
 from memprof.trace.files.spool import ARRAY, OBJECTS
-from memprof.trace.schema import NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
+from memprof.trace.schema import ELSEWHERE, NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
 from memprof.trace.store import Trace
 from memprof.trace.usages import IS_LBFGS, read_optimizers
 from memprof.units import format_bytes

@@ -83,7 +83,7 @@ def test_no_browser_leaves_the_address(small_file: Path, tmp_path: Path) -> None
 
 
 def test_what_the_address_waits_for(small_file: Path) -> None:
-    """It is printed before what analyzes a recording is imported; IPython, which dash would import, never is."""
+    """It is printed before what reads a recording is imported; IPython, which dash would import, never is."""
     program = """
 import sys
 from pathlib import Path
@@ -92,7 +92,8 @@ serve._make = lambda *_, **__: None
 def said(sentence):
     if "http://" in sentence:
         analyses = [name for name in sys.modules if name.startswith(("memprof.planners", "memprof.trace.importers"))]
-        print([name for name in ("dash", "IPython", "memprof_dashboard.app", *analyses) if name in sys.modules])
+        late = ("dash", "IPython", "numpy", "pyarrow", "memprof_dashboard.app", *analyses)
+        print([name for name in late if name in sys.modules])
         import IPython, os
         os._exit(0)
 serve.serve([Path(sys.argv[1])], port=0, opens_browser=False, say=said)

@@ -1,4 +1,4 @@
-"""The five questions of docs/gallery.md, answered on the page by clicks and keys; names and roles of its controls."""
+"""Five questions of users, answered on the page by clicks and keys; names and roles of its controls."""
 
 from __future__ import annotations
 

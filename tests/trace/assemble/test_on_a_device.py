@@ -17,12 +17,11 @@ from memprof.recorder.steps.window import Window
 from memprof.replay.allocator.rules import Settings
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble import assemble_devices
-from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.assemble.memory.native_events import read_device_events
 from memprof.trace.assemble.steps import choose_epoch
 from memprof.trace.files.spool import read_spool
 from memprof.trace.files.trim import drop_warm_up
-from memprof.trace.schema import ACTIONS, NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
+from memprof.trace.schema import ACTIONS, ELSEWHERE, NONE, AllocatorEvents, Memory, Ops, Segments, Steps, Storages
 from memprof.trace.store import Trace
 from tests.devices import compare_recording
 from tests.trace.assemble.device_twin import DEVICE, Twin
@@ -164,7 +163,7 @@ def test_storages_are_those_of_the_processor(source: Path, tmp_path: Path) -> No
         storages, ops = trace.table(Storages), trace.table(Ops)
         # What the tests before left in this process, the recorder's job did not make.
         is_of_others = (storages.category == "unknown") & (storages.created_op_id == NONE)
-        own = storages.take((storages.allocated_bytes > 0) & (storages.name != NAME) & ~is_of_others)
+        own = storages.take((storages.allocated_bytes > 0) & (storages.name != ELSEWHERE) & ~is_of_others)
         made = np.append(ops.name, "")[own.created_op_id]
         return Counter(
             zip(own.category.tolist(), own.name.tolist(), own.requested_bytes.tolist(), made.tolist(), strict=True)

@@ -12,10 +12,10 @@ from hypothesis import given
 
 from memprof.replay.live import live_bytes
 from memprof.trace.assemble import assemble_devices
-from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.files.spool import BACKWARD, FLAG_VIEW, GRADIENT, INPUT, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER
 from memprof.trace.manifest import Capture
 from memprof.trace.schema import (
+    ELSEWHERE,
     NONE,
     AllocatorEvents,
     Memory,
@@ -248,7 +248,7 @@ def test_memory_of_other_threads_is_unknown_and_told(raw_job: RawJob) -> None:
     assembled = raw_job.assemble()
     storages = table(assembled, Storages)
     assert list(storages.category)[-1] == "unknown"
-    assert list(storages.name)[-1] == NAME
+    assert list(storages.name)[-1] == ELSEWHERE
     assert storages.allocated_bytes.tolist() == [8, 8, 1000]
     assert table(assembled, Memory).allocated_bytes.tolist() == [8, 1016]
     assert "other threads took 1,000 bytes" in "".join(assembled[0].notes)

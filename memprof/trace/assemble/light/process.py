@@ -16,7 +16,6 @@ from memprof.trace.assemble.describe import JobRecords, describe_start, machine_
 from memprof.trace.assemble.device_events import heap_samples
 from memprof.trace.assemble.light.run import Run, join_steps, module_peaks, read_run
 from memprof.trace.assemble.light.stretch import choose_stretch, ordinary_spool
-from memprof.trace.assemble.memory.elsewhere import NAME
 from memprof.trace.assemble.memory.holders import holder_table
 from memprof.trace.assemble.phases import phase_names
 from memprof.trace.assemble.process import assemble_all
@@ -29,6 +28,7 @@ from memprof.trace.importers.snapshot import read_snapshot
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.manifest import Backend, Capture, Manifest, Window
 from memprof.trace.schema import (
+    ELSEWHERE,
     NONE,
     Holders,
     HostHeap,
@@ -114,7 +114,7 @@ def _categorised(storages: Storages, ops: Ops) -> Storages:
     rows = np.flatnonzero(has_both)[is_kept]
     rows = rows[category[rows] == "temporary"]
     category[rows] = "activation"
-    is_older = (storages.created_op_id == NONE) & (name == NAME)
+    is_older = (storages.created_op_id == NONE) & (name == ELSEWHERE)
     name[is_older] = _OLDER
     return storages.replace(category=category, name=name)
 

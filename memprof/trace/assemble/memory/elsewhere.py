@@ -21,8 +21,6 @@ from memprof.trace.assemble.memory.block_lives import BlockLives
 from memprof.trace.assemble.timeline import NEVER, Timeline, first_rows
 from memprof.trace.schema import NONE, Bools, Ints, Ops, Texts
 
-#: Name of these storages.
-NAME = "taken by another thread, or held by no Python object"
 #: Limits of the search: at most this many lives in one sum, out of at most this many candidates.
 _SUM_OF, _AMONG = 3, 24
 #: Smaller blocks are left alone: their size does not identify them.

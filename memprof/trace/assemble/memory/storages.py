@@ -11,7 +11,6 @@ from memprof.trace.assemble.device_events import active_peaks, requested_bytes, 
 from memprof.trace.assemble.memory.block_lives import BlockLives, Counter, count, pair
 from memprof.trace.assemble.memory.categories import Facts, Lifetimes, categorize
 from memprof.trace.assemble.memory.elsewhere import (
-    NAME,
     Elsewhere,
     Foreign,
     account,
@@ -29,6 +28,7 @@ from memprof.trace.assemble.timeline import NEVER
 from memprof.trace.assemble.times import Partners
 from memprof.trace.files.spool import FLAG_COLLECTIVE, WRITE
 from memprof.trace.schema import (
+    ELSEWHERE,
     NONE,
     ROLES,
     Ints,
@@ -115,7 +115,7 @@ def memory_tables(recording: Recording, modules: Modules, ops: Ops, partners: di
     tensor, module, name = _attributes(facts, touches, storage, created, ops)
     names = texts.look_up(recording.names, name)
     is_elsewhere = np.arange(len(created)) >= len(kept) + len(foreign.size_bytes)
-    names[is_elsewhere] = NAME
+    names[is_elsewhere] = ELSEWHERE
     category[is_elsewhere] = "unknown"
     module[is_elsewhere] = NONE
     is_own = np.arange(len(created)) < len(kept)
