@@ -99,7 +99,7 @@ def test_metadata_says_what_is_needed(metadata: Message) -> None:
         "click", "numpy", "pandas", "psutil", "pyarrow", "rich", "scipy", "tomlkit",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "torch", "dashboard", "remote", "distributed", "mcp", "compare", "all", "dev", "docs", "extras", "integrations",
+        "torch", "dashboard", "remote", "mcp", "compare", "all", "dev", "docs", "extras", "integrations",
         "libraries", "cudnn",
     }  # fmt: skip
     assert [_distribution(line) for line in needed if "extra == 'torch'" in line] == ["torch"]

@@ -122,6 +122,7 @@ class UnderPlan:
             SystemExit: The plan does not fit.
             Exception: Raised by a signal handler of the job; nothing was applied.
         """
+        # torch.func.functional_call puts other tensors in the places of parameters.
         has_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters_of(module))
         if not has_own and self._waits.get(id(module)) is module:
             self._known = before

@@ -30,7 +30,7 @@ class Settings:
         goes_on: Also record steps after the window that have larger inputs than all recorded ones.
         light: Follow the whole run at low overhead instead of recording a window in full.
         dry_run: Run the job on tensors without memory, and end it after the window.
-        whole: Dry-run the whole loop, for three times the time of its first steps at most.
+        whole: Dry-run the whole loop, for 2.7 times the time of its first steps at most.
         device: The device that a dry run simulates, a name of the catalogue; "" for the CPU.
         snapshots: Folder where a dry run on a device collects the job's own memory snapshots; None to write them where
             the job says.

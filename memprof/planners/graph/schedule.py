@@ -156,6 +156,7 @@ def scheduled_step(step: Step, graph: Graph, runs: Ints, moves: Moves | None = N
 
 
 def _first_runs(graph: Graph, runs: Ints) -> tuple[Bools, Ints]:
+    """Checks the order; returns which runs are repeats, and the first run of each operator."""
     if len(runs) and (runs.min() < 0 or runs.max() >= graph.ops):
         raise InvariantError("the schedule runs an operator that the step does not have.")
     ran, first_run = np.unique(runs, return_index=True)

@@ -58,6 +58,7 @@ def left_out_error(sized: MeasuredSizes) -> float:
 
 
 def _differences(step: Step, other: Step) -> np.ndarray:
+    """Returns by how much another step of the same operators takes more near its peak, as shares of what it makes."""
     during, others = live_bytes(step).during, live_bytes(other).during
     made = made_bytes(step)
     is_full: Bools = made >= max(1.0, _FULL * float(made.max(initial=0)))

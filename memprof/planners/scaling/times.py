@@ -88,6 +88,7 @@ class Clock:
         return faster & (size > 0)
 
     def _measured_once(self, places: Sequence[int]) -> bool:
+        """Whether some samples share the times of a single step."""
         if len(places) < 2 or not self.rows.shape[1]:
             return False
         table = self._times(places)

@@ -129,6 +129,7 @@ class LossScaling:
         self.inverse = self.scale.reciprocal()
 
     def _take_over(self, job: Job, optimizer: torch.optim.Optimizer) -> None:
+        """Adds the overflow check to the optimizer's step."""
         had_own = "step" in optimizer.__dict__
         before = optimizer.step
         scaler = self.scaler

@@ -75,7 +75,7 @@ class RandomStream:
             drawn = func(*map_tensors(_zeros, args), **map_tensors(_zeros, kwargs))
             if drawn.dtype not in (torch.float32, torch.float64):  # types that numpy lacks
                 return None
-            return torch.from_numpy(drawn.numpy().copy())
+            return torch.from_numpy(drawn.numpy().copy())  # numpy's memory does not count as the job's
         if made.numel() > self._left:
             self._left = 0  # the next numbers would be others: no reason to draw them
             return None

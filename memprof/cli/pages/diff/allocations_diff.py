@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from memprof.errors import UsageError
-from memprof.harmless import notify
-
-if TYPE_CHECKING:
-    from memprof.analysis.compared.allocation_sequence import AllocationSequence
-
-import math
-from html import escape
 
 from memprof.analysis.compared.comparison import AllocationComparison
 from memprof.analysis.compared.comparison_words import DIFFERENCES, sides, verdict
 from memprof.analysis.table import FactTable
 from memprof.cli.page import Page
+from memprof.errors import UsageError
+from memprof.harmless import notify
 from memprof.trace.schema import Ints
 from memprof.units import format_bytes
 

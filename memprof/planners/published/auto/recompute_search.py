@@ -143,6 +143,7 @@ class RecomputeSearch:
         return self.task.is_late() or self._least_us() <= self.bound_us * (1.0 + gap) + 1e-6
 
     def _start(self) -> None:
+        """Drops greedily from the recorded step; on large steps only if nothing else was found."""
         if self.graph.values > _MOST_GREEDY_VALUES and self._least_us() < float("inf"):
             return
         self.moves.load([])
