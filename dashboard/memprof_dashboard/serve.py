@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import webbrowser
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +20,9 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from werkzeug.test import Client
 
 from memprof.errors import MemprofError, NotStartedError, UsageError
+from memprof.trace.files.archive import Archive
+from memprof.trace.files.reading import parse_json
+from memprof.version import SCHEMA_VERSION
 from memprof_dashboard.editors import address_of_editor
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
@@ -163,8 +165,14 @@ def _without_ipython() -> Iterator[None]:
 
 
 def _is_packed(path: Path) -> bool:
-    """Returns whether a file looks like a whole recording, which need not be waited for."""
-    return path.suffix == ".memprof" and path.is_file() and zipfile.is_zipfile(path)
+    """Whether a file is a whole recording, by its manifests; what is not is refused or waited for at first."""
+    with contextlib.suppress(MemprofError, KeyError, TypeError, ValueError):
+        archive = Archive.open(path)
+        top = parse_json(archive.read("manifest.json"), strict=False)
+        ranks = archive.read_all([f"rank{number}/manifest.json" for number in top["ranks"]])
+        is_known = 1 <= top["schema_version"] <= SCHEMA_VERSION and all(map(parse_json, ranks))
+        return path.suffix == ".memprof" and is_known and bool(ranks)
+    return False
 
 
 def _make(made: Future[Dash], server: Server, opened: Callable[[], list[Source]], **settings: Any) -> None:

@@ -25,17 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from memprof.phases import PHASES, TRAINING
+from memprof.version import SCHEMA_VERSION as SCHEMA_VERSION  # noqa: PLC0414 - beside the tables
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-#: Version of the tables below. A reader accepts every version up to its own.
-#:
-#: ==  ===========================================
-#: 1   plain Parquet tables
-#: 2   coded columns (``files.coding``)
-#: ==  ===========================================
-SCHEMA_VERSION = 2
 
 #: A missing id.
 NONE = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +117,5 @@ def test_a_data_set_is_divided_into_objects_and_arrays(tmp_path: Path) -> None:
     assert data_sizes([list(array)])["arrays"] == pytest.approx(array.nbytes, rel=0.01)
     np.save(tmp_path / "data.npy", array)
     assert data_sizes([np.load(tmp_path / "data.npy", mmap_mode="r")])["mapped"] == array.nbytes
+    gone = weakref.proxy(lambda: None)  # of which isinstance would raise a ReferenceError
+    assert set(data_sizes([gone])) == {"objects"}

@@ -10,19 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import jsonschema
 import pytest
 import torch
 
+import memprof
 from memprof.cli.main import main
 from memprof.launch.attach import inside
 from memprof.launch.attach.injection import CannotAttachError, NoAnswerError
 from memprof.launch.attach.processes import find_process, list_processes, ranks_below
-from memprof.launch.attach.session import Session
+from memprof.launch.attach.session import _SCRIPT, Session
 from memprof.recorder.memory.present import write_present
 from memprof.trace.assemble.present import read_present
 from memprof.trace.schema import Steps, Storages
@@ -97,6 +99,7 @@ def test_dump_names_what_is_alive(job: tuple[subprocess.Popen[str], Path], capsy
     weights = 4 * (64 * 256 + 256 + 256 * 64 + 64)
     assert sizes["parameter"] == weights
     assert sizes["optimizer_state"] == 2 * weights + 4 * 4
+    assert 0 < process["host"]["free_bytes"] < process["host"]["total_bytes"]
     assert sizes["input"] >= 4000 * 10  # `kept` is a variable of the job, neither trained nor computed
     assert {one["name"] for one in device["largest"]} >= {"0.weight", "2.weight.exp_avg"}
     assert main(["attach", pid, "--dump"]) == 0
@@ -186,23 +189,119 @@ def test_refuses_other_systems(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         assert "memprof attach needs Linux, and this is darwin" in capsys.readouterr().err
 
 
+class _Loads:
+    """Stands for an object that is loaded when something of it is read."""
+
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name} was read")
+
+
+class _Gone:
+    """What no variable refers to any more."""
+
+
 def _dump_frozen(folder: Path) -> Storages:
     """Dumps this process; variables of a function that asserts are not read, as pytest has it read them itself."""
     model = torch.nn.Linear(5, 1_237)
+    proxies = [_Loads(), weakref.proxy(_Gone())]
     gc.freeze()
     try:
         write_present(folder)
     finally:
         gc.unfreeze()
-        del model
+        del model, proxies
     ((_, tables),) = read_present(folder)
     return cast(Storages, tables[Storages])
 
 
 def test_finds_what_the_job_has_frozen(tmp_path: Path) -> None:
+    """Nothing is read of the job's objects that may run code, or refer to what is gone."""
     found = _dump_frozen(tmp_path / "now")
     is_weight = (found.name == "weight") & (found.requested_bytes == 5 * 1_237 * 4)
     assert found.category[is_weight].tolist() == ["parameter"]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, object]:
+    """What a recording of this process is begun with."""
+    (tmp_path / "lock").touch()
+    return {"lock": str(tmp_path / "lock"), "spool": str(tmp_path / "spool"), "steps": 1, "light": True}
+
+
+def _passes_on(error: BaseException, act: Callable[[], object]) -> bool:
+    """Whether the job gets what its handler of SIGUSR1 raises while something is done in it."""
+
+    def handle(*_: object) -> None:
+        raise error
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    caught: BaseException | None = None
+    try:
+        act()
+        time.sleep(5)
+    except BaseException as other:  # noqa: BLE001 - the handler's
+        caught = other
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    return caught is error
+
+
+@pytest.mark.parametrize("error", [TimeoutError("late"), KeyboardInterrupt(), SystemExit(3)])
+def test_the_job_gets_what_its_signal_handlers_raise(
+    error: BaseException, tmp_path: Path, arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal arrives while it is looked whether the recording can begin: there is another look."""
+    recording = inside.Recording(tmp_path, arguments)
+    monkeypatch.setattr(inside, "_recording", recording)
+    monkeypatch.setattr(inside, "_is_within", lambda _: signal.raise_signal(signal.SIGUSR1))
+    recording.is_asked = False
+    assert _passes_on(error, recording._call_soon)
+    assert not recording.is_asked
+
+
+def test_the_job_gets_what_its_signal_handlers_raise_in_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception like any other, such as that of a time limit, is raised again behind the request."""
+    request, package = str(tmp_path / "request-1"), str(Path(memprof.__file__).parent)
+    names = {"folder": str(tmp_path), "package": package, "version": memprof.__version__, "request": request}
+    script = _SCRIPT.format(**names, pid=os.getpid(), verb="end", arguments={})
+    Path(f"{request}.py").touch()
+    monkeypatch.setattr(inside, "_answer", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+    assert _passes_on(TimeoutError("late"), lambda: exec(script, {}))
+    assert "TimeoutError: late" in Path(f"{request}.error").read_text()
+
+
+def test_a_recording_that_cannot_answer_leaves_nothing(tmp_path: Path, arguments: dict[str, object]) -> None:
+    """Its folder is gone, or the disk full: no hook stays, and the next attach is not refused."""
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks  # not annotated in torch
+    before, optimizer = len(hooks), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            inside.begin(str(tmp_path), str(tmp_path / "gone" / "request-1"), arguments)
+        assert len(hooks) == before
+    del optimizer
+    recording = inside.Recording(tmp_path, arguments)
+    inside._recording, former = recording, inside._recording
+    try:
+        with pytest.raises(FileNotFoundError):
+            inside.end(str(tmp_path), str(tmp_path / "gone" / "request-2"), {})
+    finally:
+        inside._recording = former
+    assert (recording.is_asked, recording.is_ending) == (False, True)
+
+
+def test_says_once_why_memprof_cannot_be_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    hides = "import sys, time, torch; sys.modules['memprof.recorder'] = None; print(flush=True)"
+    program = f"{hides}\nwhile True: time.sleep(0.01)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            main(["attach", str(other.pid), "--dump"])
+        finally:
+            other.kill()
+    assert capsys.readouterr().err.count("cannot import memprof in the job") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from memprof.analysis.report import report_tables, run_tables
@@ -116,7 +116,8 @@ def dump_json(dumps: Sequence[Dump], rows: int | None) -> dict[str, Any]:
 
 def _one_json(dump: Dump, rows: int | None) -> dict[str, Any]:
     devices = [_device_json(trace, rows) for trace in dump.traces]
-    return {"pid": dump.pid, "rank": dump.rank, "pause_us": dump.pause_s * 1e6, "devices": devices}
+    host = None if dump.host is None else asdict(dump.host)
+    return {"pid": dump.pid, "rank": dump.rank, "pause_us": dump.pause_s * 1e6, "host": host, "devices": devices}
 
 
 def _device_json(trace: Trace, rows: int | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import torch
 
 from memprof.launch import child
 from memprof.recorder.compiled.uncompiled import is_within_compiled_call
+from memprof.recorder.faults import raise_if_of_job
 from memprof.recorder.light.recorder import LightRecorder
 from memprof.recorder.machine import find_rank
 from memprof.recorder.memory.live_objects import live_objects
@@ -39,7 +40,6 @@ _LOOK_S = 0.3
 #: What operators call directly.
 _CALLED_BY_OPERATORS = ("__torch_dispatch__", "__torch_function__")
 _keeps_for_backward: Any = torch._C._autograd._top_saved_tensors_default_hooks  # not annotated in torch
-_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _recording: Recording | None = None
 
 
@@ -85,9 +85,13 @@ def begin(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     if child.is_recording() or (_recording is not None and _recording.is_running()):
         raise RefusedError("the job is being recorded already")
     _recording = Recording(Path(folder), arguments)
-    _recording.begin()
-    _answer(request, rank=find_rank(os.environ)[0])
-    _recording.is_asked = False
+    try:
+        _recording.begin()
+        _answer(request, rank=find_rank(os.environ)[0])
+    except BaseException:
+        _recording.finish("the attach failed", None)
+        raise
+    _recording.step()  # not before: what fails leaves no hook in the job
 
 
 def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
@@ -95,9 +99,11 @@ def end(folder: str, request: str, arguments: Mapping[str, Any]) -> None:
     recording = _recording if _recording is not None and _recording.is_running() else None
     if recording is not None:
         recording.is_asked = recording.is_ending = True
-    _answer(request, is_recording=recording is not None)
-    if recording is not None:
-        recording.is_asked = False
+    try:
+        _answer(request, is_recording=recording is not None)
+    finally:
+        if recording is not None:
+            recording.is_asked = False
 
 
 class Recording:
@@ -126,10 +132,9 @@ class Recording:
         self.is_asked = True  # `begin` is within one
 
     def begin(self) -> None:
-        """Begins after the next update, so that steps are whole; soon in a job without optimizers."""
+        """Has `step` called until it is over, once it is no longer asked."""
         atexit.register(self._at_exit)
         initialize_here()  # the next update may be in another thread
-        self.step()
         threading.Thread(target=self._watch, name="memprof-attach", daemon=True).start()
 
     def is_running(self) -> bool:
@@ -139,12 +144,12 @@ class Recording:
     def _call_soon(self) -> None:
         if not self.is_asked:
             self.is_asked = True  # before the call may run
-            if ctypes.pythonapi.Py_AddPendingCall(_step_call, None):
+            if ctypes.pythonapi.Py_AddPendingCall(_is_true, ctypes.py_object(_step)):
                 self.is_asked = False  # the queue is full
 
     def step(self) -> None:
-        """Begins or ends the recording if that is possible here, between two bytecodes of the main thread."""
-        with suppress(Exception):  # nothing may reach the job
+        """Begins or ends the recording, here between two bytecodes or after the next update: steps are whole."""
+        try:
             if self._is_idle() or _is_within(_OPTIMIZERS) or _threads_within(_OPTIMIZERS):
                 return
             if self._recorder.is_closed or (_is_outside_torch() and self._may_go_on()):
@@ -152,6 +157,10 @@ class Recording:
             elif self._updates is None:
                 self._updates = UpdateHooks(None, self._after_update)
                 self._updates.install()
+        except Exception as error:  # noqa: BLE001 - nothing else may reach the job
+            raise_if_of_job(error)
+        finally:
+            self.is_asked = False
 
     def _may_go_on(self) -> bool:
         """Whether the next update need not be waited for."""
@@ -162,25 +171,24 @@ class Recording:
         return not self.is_running() or (self._is_begun and not self.is_ending)
 
     def _after_update(self, *_: Any) -> None:
-        with suppress(Exception):  # nothing may reach the job
-            self._go_on_after_update()
-
-    def _go_on_after_update(self) -> None:
         # Hooks may be added and removed here if no other is called after this one, in this update, in one around it, or
         # in another thread; and sessions of torch's profiler begin and end outside of backward and of compiled calls.
-        if self._updates is None or self._is_idle() or torch._C._current_graph_task_id() != -1:
-            return
-        if not self._updates.is_last() or self._updates.is_nested() or is_within_compiled_call():
-            return
-        if not _threads_within(_OPTIMIZERS):
-            self._go_on()
+        try:
+            if self._updates is None or self._is_idle() or torch._C._current_graph_task_id() != -1:
+                return
+            if not self._updates.is_last() or self._updates.is_nested() or is_within_compiled_call():
+                return
+            if not _threads_within(_OPTIMIZERS):
+                self._go_on()
+        except Exception as error:  # noqa: BLE001 - nothing else may reach the job
+            raise_if_of_job(error)
 
     def _go_on(self) -> None:
         if self.is_ending and not self._recorder.may_finish_here():
             return  # after an update of the thread that is recorded
         self._remove_hook()
         if self.is_ending:
-            self._finish("the attaching command ended it", None)
+            self.finish("the attaching command ended it", None)
         elif not self._is_begun:
             self._is_begun = True
             self._recorder.install()
@@ -192,19 +200,22 @@ class Recording:
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        with suppress(Exception):  # nothing may reach the job
-            self._finish("the job ended", error)
+        with suppress(Exception):  # nothing may reach the job, which is over
+            self.finish("the job ended", error)
 
-    def _finish(self, reason: str, error: BaseException | None) -> None:
+    def finish(self, reason: str, error: BaseException | None) -> None:
+        """Ends it here, if it has not ended; `error` is what ends the job, if anything does."""
         if not self.is_running():
             return
         self.is_over = True
         atexit.unregister(self._at_exit)
-        self._remove_hook()
-        if self._is_begun and not self._recorder.is_closed:
-            self._recorder.finish(reason, error)
-        with suppress(OSError):  # the attaching command was killed, and its folder removed by another
-            (self._folder / f"over-{self._process}").write_text(self._recorder.failure, encoding="utf-8")
+        try:
+            self._remove_hook()
+            if self._is_begun and not self._recorder.is_closed:
+                self._recorder.finish(reason, error)
+        finally:
+            with suppress(OSError):  # the attaching command was killed, and its folder removed by another
+                (self._folder / f"over-{self._process}").write_text(self._recorder.failure, encoding="utf-8")
 
     def _watch(self) -> None:
         """Ends the recording once its window is over, or the attaching command gone, whose lock is then free."""
@@ -216,15 +227,16 @@ class Recording:
                 self._call_soon()
 
 
-def _step_recording(_: object) -> int:
-    if _recording is not None:
-        _recording.step()
-        _recording.is_asked = False
-    return 0
+class _Step:
+    def __bool__(self) -> bool:
+        if _recording is not None:
+            _recording.step()
+        return False
 
 
-#: What stands in the interpreter's queue, which holds no reference to it: never freed.
-_step_call = _PendingCall(_step_recording)
+#: What stands in the interpreter's queue, which holds no reference to it: never freed. Unlike a function of ctypes,
+#: this one of C passes on what a signal handler of the job raises.
+_step, _is_true = _Step(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 
 
 def _has_optimizers() -> bool:

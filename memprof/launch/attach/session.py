@@ -69,20 +69,32 @@ def run():
             import threading
             threading.Thread(target=load, args=(request,), daemon=True).start()
     except BaseException as error:
-        interrupted = None if isinstance(error, Exception) else error
         import traceback
-        with open(request + ".new", "w") as file:
-            file.write("".join(traceback.format_exception(error)))
-        os.rename(request + ".new", request + ".error")
+        faults = sys.modules.get("memprof.recorder.faults")
+        if not isinstance(error, Exception) or (faults and faults.is_from_signal_handler(error)):
+            interrupted = error
+        try:
+            with open(request + ".new", "w") as file:
+                file.write("".join(traceback.format_exception(error)))
+            os.rename(request + ".new", request + ".error")
+        except OSError:
+            pass  # a full disk, or the folder is gone
     if interrupted is not None:  # by the job's own handler of a signal: raised again behind this script
         import signal, threading
-        def raises(*_):
+        script = sys._getframe(1)
+        def soon():
+            again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGURG))
+            again.daemon = True
+            again.start()
+        def raises(_, frame):
+            while frame is not None and frame is not script:
+                frame = frame.f_back
+            if frame is not None:
+                return soon()  # on a busy machine, the script has not ended
             signal.signal(signal.SIGURG, former or signal.SIG_DFL)
             raise interrupted
         former = signal.signal(signal.SIGURG, raises)
-        again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGURG))
-        again.daemon = True
-        again.start()
+        soon()
 try:
     run()
 except BaseException:
@@ -227,7 +239,7 @@ class Session:
             reason, _, why = last.splitlines()[-1].partition(": ")
             if reason.endswith(".RefusedError"):
                 raise CannotAttachError(f"process {self.process.pid}: {why}.")
-            text = "" if reason in _OF_JOB else f"\n{last}"
+            text = "" if reason in _OF_JOB or "\n" not in last else f"\n{last}"
             raise NoAnswerError(f"the job could not answer: {reason}{': ' if why else ''}{why}.{text}")
         answer: dict[str, Any] = json.loads(Path(f"{request}.json").read_text(encoding="utf-8"))
         return answer

@@ -426,17 +426,17 @@ def _kind_of(tensor: Any) -> Kind:
 def tensors_of_data() -> list[torch.Tensor]:
     """Returns the tensors that the data sets of the job's loaders refer to."""
     found = reachable([loader.dataset for loader in live_objects(torch.utils.data.DataLoader)])
-    return [one for one in found if isinstance(one, torch.Tensor)]
+    return [one for one in found if issubclass(type(one), torch.Tensor)]
 
 
 def reachable(objects: list[Any]) -> list[Any]:
-    """Returns some objects and what they refer to, the nearest first, without code and only so many."""
+    """Returns some objects and what they refer to, nearest first, without code, running none, and only so many."""
     seen = {id(one): one for one in objects}
     for one in objects:
         if len(seen) > _MOST_OF_DATA:
             break
         for child in gc.get_referents(one):
-            if id(child) not in seen and not isinstance(child, _OF_CODE):
+            if id(child) not in seen and not issubclass(type(child), _OF_CODE):
                 seen[id(child)] = child
                 objects.append(child)
     return list(seen.values())

@@ -113,7 +113,7 @@ def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _reached() -> list[Any]:
-    return reachable([value for _, value in _variables() if not isinstance(value, ModuleType)])
+    return reachable([value for _, value in _variables() if not issubclass(type(value), ModuleType)])
 
 
 def _saved(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -153,6 +153,6 @@ def _read(node: Any, name: str) -> Iterator[torch.Tensor]:
 
 
 def _read_own(node: Any) -> Iterator[torch.Tensor]:
-    yield from (each for each in vars(node).values() if isinstance(each, torch.Tensor))
+    yield from (each for each in vars(node).values() if issubclass(type(each), torch.Tensor))
     if hasattr(node, "_raw_saved_tensors"):
         yield from _read(node, "_raw_saved_tensors")

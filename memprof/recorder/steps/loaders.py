@@ -188,7 +188,7 @@ def data_sizes(roots: Iterable[Any]) -> dict[str, int]:
     waiting: list[tuple[Any, float]] = [(root, 1.0) for root in roots]
     while waiting and len(found) < _MOST_OBJECTS:
         value, weight = waiting.pop()
-        if isinstance(value, _OF_CODE):
+        if issubclass(type(value), _OF_CODE):
             continue
         if (known := found.get(id(value))) is not None:
             known.weight = 1.0  # several have it in common
@@ -213,14 +213,15 @@ class _Found:
 def _look_at(value: Any, one: _Found, found: dict[int, _Found]) -> Iterable[tuple[Any, float]]:
     """Fills in the bytes of an object; returns what it refers to, each with the number of those it stands for."""
     numpy: Any = sys.modules.get("numpy")
-    if isinstance(value, torch.Tensor):
+    made_by = type(value)  # isinstance would make lazy proxies load
+    if issubclass(made_by, torch.Tensor):
         one.objects = _TENSOR_BYTES
         if value.layout is torch.strided and value.is_cpu:
             storage = value.untyped_storage()
             kind = "mapped" if getattr(storage, "filename", None) else "arrays"
             _add_shared(storage._cdata, one.weight, kind, storage.nbytes(), found)
         return ()
-    if numpy is not None and isinstance(value, numpy.ndarray):
+    if numpy is not None and issubclass(made_by, numpy.ndarray):
         base = value
         while isinstance(base.base, numpy.ndarray):
             base = base.base
@@ -229,11 +230,11 @@ def _look_at(value: Any, one: _Found, found: dict[int, _Found]) -> Iterable[tupl
         _add_shared(id(base) + 1, one.weight, "mapped" if is_file else "arrays", base.nbytes, found)
         return _sampled(value.ravel().tolist(), one.weight) if value.dtype.hasobject else ()
     size = -(-sys.getsizeof(value) // _ALIGNED) * _ALIGNED
-    one.objects = min(size, 64 if isinstance(value, _CONTAINERS) else _PAGE_BYTES)
+    one.objects = min(size, 64 if issubclass(made_by, _CONTAINERS) else _PAGE_BYTES)
     one.arrays = size - one.objects
-    if isinstance(value, dict):
+    if issubclass(made_by, dict):
         return (*_sampled(list(value), one.weight), *_sampled(list(value.values()), one.weight))
-    if isinstance(value, _CONTAINERS):
+    if issubclass(made_by, _CONTAINERS):
         return _sampled(list(value), one.weight)
     return [(each, one.weight) for each in gc.get_referents(value)]
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +210,22 @@ def test_what_cannot_be_opened_ends_the_command(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "x.memprof" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema_version": 99}, {"schema_version": None}, "manifest.json", "rank0/manifest.json"]
+)
+def test_no_address_is_printed_for_what_is_no_recording(small_file: Path, tmp_path: Path, change: Any) -> None:
+    """A zip of a newer memprof, or one whose manifests are damaged: one sentence, and no page that cannot be shown."""
+    path = tmp_path / "other.memprof"
+    with zipfile.ZipFile(small_file) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "manifest.json" and isinstance(change, dict):
+                content = json.dumps(json.loads(content) | change).encode()
+            new.writestr(name, b"{" if name == change else content)
+    with pytest.raises(BadInputError, match=r"other\.memprof"):
+        serve([path], port=0, opens_browser=False, say=pytest.fail)
 
 
 def test_an_app_that_cannot_be_made_ends_the_command(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
