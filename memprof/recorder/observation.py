@@ -116,7 +116,7 @@ class Observation(ThreadObservation):
             generated.adopt(mode, rows)
         self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, generated, is_late=is_late)
         self._registry.scan()
-        self._step_first_op = self._last_step = 0
+        self._step_first_op, self._last_step = 0, -1  # the last one whose operators were recorded
         self._is_clocked = False
         self._kept = KeptTensors(log, self._inventory.storage_span)
         self._later = KeptTensors(log, self._inventory.storage_span, is_whole_run=True, has_addresses=False)
@@ -377,7 +377,8 @@ class Observation(ThreadObservation):
             self._kept.state_idle(step, trained)
 
     def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
-        self._last_step = step
+        if watch in _RECORDING:
+            self._last_step = step
         progress = self.progress
         self._log.record(
             "steps",
