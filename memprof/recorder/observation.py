@@ -227,7 +227,7 @@ class Observation(ThreadObservation):
             self._later.state(step)
 
     def write_later_peak(self, record: dict[str, Any]) -> None:
-        """Writes the highest peak after the window."""
+        """Writes the highest peak of a device after the window."""
         self._log.record("later_peak", record)
 
     def record_again(self) -> None:

@@ -10,12 +10,15 @@ import numpy as np
 from memprof.analysis.report.notes import Note
 from memprof.errors import BadInputError
 from memprof.trace.files.coded import Coded
+from memprof.trace.manifest import LaterPeak
 from memprof.trace.schema import NONE, DeviceMemory, ModulePeaks, Modules, StepPeaks
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 #: Device of a peak of resident memory.
 _HOST = "cpu"
+#: A peak above another by less than this is no other: the allocator may count a scalar more.
+_ALIKE = 1.002
 
 
 def is_light(trace: Trace) -> bool:
@@ -61,14 +64,30 @@ def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
 def describe_later(trace: Trace) -> str:
     """Returns a sentence on the step that peaked above the recorded ones; "" where none did."""
     later = trace.manifest.later
-    if later.step < 0:
+    peaks = trace.step_peaks() if later.step >= 0 else {}
+    if not is_news(later, peaks):
         return ""
+    recorded_bytes = _recorded_bytes(later, peaks)
     where = f"{later.phase}{' from' if later.line else ''} {later.line}".strip()
-    rise = format_bytes(later.peak_bytes - later.window_bytes)
-    took = f"took {rise} more than the steps recorded before: its peak is {format_bytes(later.peak_bytes)}"
+    rise = format_bytes(later.peak_bytes - max(later.window_bytes, recorded_bytes))
+    before = "anything before" if later.window_bytes > _ALIKE * recorded_bytes else "the recorded steps"
+    took = f"took {rise} more than {before}: its peak is {format_bytes(later.peak_bytes)}"
     if later.device == _HOST:
         took = f"raised the peak of the process's resident memory by {rise}"
-    return f"Step {later.step}{where and f' ({where})'} {took}; record it with --skip {later.step} --steps 1."
+    last = later.step + later.steps - 1
+    step = f"{'Step' if later.steps < 3 else 'One of steps'} {later.step}"
+    step += {1: "", 2: f" or {last}"}.get(later.steps, f" to {last}")
+    return f"{step}{where and f' ({where})'} {took}; record it with --skip {later.step} --steps {later.steps}."
+
+
+def is_news(later: LaterPeak, peaks: dict[int, int]) -> bool:
+    """Whether a peak after the window is above those of the recorded steps; the job may have reset the counter."""
+    return later.step >= 0 and later.peak_bytes > _ALIKE * _recorded_bytes(later, peaks)
+
+
+def _recorded_bytes(later: LaterPeak, peaks: dict[int, int]) -> int:
+    """Returns the highest peak of a recorded step; 0 beside resident memory, which has more than tensors."""
+    return 0 if later.device == _HOST else max(peaks.values(), default=0)
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:
