@@ -274,7 +274,7 @@ class Observation(ThreadObservation):
             self._state_kept(step)
         elif self.watch is Watch.RESTING and self._later.has_counted:
             self._later.state(step)
-        is_idle = is_idle and self.progress.is_idle and self._last_step == step - 1 and not self.has_ended
+        is_idle = is_idle and self.progress.is_idle and 0 <= self._last_step == step - 1 and not self.has_ended
         if is_last and not is_idle:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
@@ -377,8 +377,7 @@ class Observation(ThreadObservation):
             self._kept.state_idle(step, trained)
 
     def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
-        if watch in _RECORDING:
-            self._last_step = step
+        self._last_step = step if watch in _RECORDING else self._last_step
         progress = self.progress
         self._log.record(
             "steps",

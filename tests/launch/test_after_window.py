@@ -9,14 +9,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
-from memprof.analysis.report.whole_run import describe_later, is_news
+from memprof.analysis.report.whole_run import describe_later, later_rise
 from memprof.recorder.steps import peak_watch
+from memprof.recorder.steps.after_window import AfterWindow
 from memprof.recorder.steps.peak_watch import BETWEEN, TRAINING, PeakWatch
+from memprof.recorder.steps.window import Watch
 from memprof.trace.manifest import LaterPeak
 from memprof.trace.schema import NOT_RECORDED, Ops, Steps
 from memprof.trace.store import Trace
@@ -313,6 +317,26 @@ def test_readings_rest_by_what_they_cost(devices: Devices) -> None:
     assert watch.look(0, "optimizer") == []
 
 
+def test_the_last_reading_is_made_at_once(devices: Devices) -> None:
+    """A peak in the job's last milliseconds is written, though a reading was made just before it."""
+    devices.takes_s = 0.01
+    written: list[dict[str, Any]] = []
+    hooks: Any = SimpleNamespace(install_for=lambda ids: None, remove=lambda: None, switch_off=lambda: None)
+    observation: Any = SimpleNamespace(
+        has_ended=False, root_ids=(), rest=lambda: None, watch=Watch.RECORDED, write_later_peak=written.append
+    )
+    after = AfterWindow(hooks, hooks, hooks, lambda call: call())
+    try:
+        after.begin_step(observation, 7)
+        devices.peaks = [12]
+        after.see("optimizer")
+        assert written == []
+        after.write_notes(observation, 7)
+    finally:
+        after.remove()
+    assert [(one["step"], one["peak_bytes"]) for one in written] == [(7, 12 * 2**30)]
+
+
 def test_an_allocator_without_counters_is_not_watched(devices: Devices) -> None:
     """Resident memory is, and nothing fails."""
     devices.peaks = [None]
@@ -348,4 +372,4 @@ def test_a_later_peak_is_compared_with_the_recorded_steps(later: dict[str, int],
     trace.manifest = replace(trace.manifest, later=found)
     text = describe_later(trace)
     assert said.format(format_bytes(found.peak_bytes)) in text
-    assert bool(text) is bool(said) is is_news(found, peaks)
+    assert bool(text) is bool(said) is bool(later_rise(found, peaks))

@@ -34,10 +34,9 @@ _BY_FUNCTION = {
         "weight swap": "swap|ema|swa|averag(?:es?|ing)(?!_pool)|restore",
         "logging": "^(?:maybe_)?log(?!_(?:probs?|p|sum|softmax|sigmoid|likelihood|mel))|logs|logging|metrics?|report",
         "update": "optim(?:izers?)?|precondition(?:ers?)?|projectors?",
+        "": "train(?:ing|er)?|fit",  # says nothing, as whoever does several of these
     }.items()
 }
-#: A function that does all of this says nothing.
-_TRAINS = re.compile("(?<![a-z])(?:train|fit)")
 #: Name of the highest forward or backward above the steady step's.
 _WORST_BATCH = "worst batch"
 #: Peaks of steps that differ by less than this share of them count as equal.
@@ -66,9 +65,7 @@ class LoopMoment:
         """Where it is: `` (step 50, train.py:26)``; "" for the steady step."""
         if self.name == STEADY:
             return ""
-        one_in = round(self.of_steps / self.steps)
-        shares = f"1 in {one_in:,}" if one_in > 1 else f"{self.steps:,} in {self.of_steps:,}"
-        how_often = f", {shares} steps" if self.name == _WORST_BATCH else ""
+        how_often = f", {self.steps:,} in {self.of_steps:,} steps" if self.name == _WORST_BATCH else ""
         place = "" if self.moment.source is None else f", {self.moment.source.place}"
         return f" (step {self.moment.step}{how_often}{place})"
 
@@ -172,7 +169,7 @@ def _named_by_function(sources: Sources, stack_id: int, phase: str) -> str:
     for function in reversed(functions):
         words = re.sub("(?<=[a-z])(?=[A-Z])", "_", function).lower().strip("_")
         names = [name for name, pattern in _BY_FUNCTION.items() if pattern.search(words)]
-        if len(names) == 1 and not _TRAINS.search(words):
+        if len(names) == 1 and names[0]:
             return names[0]
     return phase if phase != _BETWEEN else f"{functions[0]}()" if functions else "between steps"
 

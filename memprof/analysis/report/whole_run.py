@@ -64,30 +64,23 @@ def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
 def describe_later(trace: Trace) -> str:
     """Returns a sentence on the step that peaked above the recorded ones; "" where none did."""
     later = trace.manifest.later
-    peaks = trace.step_peaks() if later.step >= 0 else {}
-    if not is_news(later, peaks):
+    rise_bytes = later_rise(later, trace.step_peaks()) if later.step >= 0 else 0
+    if not rise_bytes:
         return ""
-    recorded_bytes = _recorded_bytes(later, peaks)
     where = f"{later.phase}{' from' if later.line else ''} {later.line}".strip()
-    rise = format_bytes(later.peak_bytes - max(later.window_bytes, recorded_bytes))
-    before = "anything before" if later.window_bytes > _ALIKE * recorded_bytes else "the recorded steps"
-    took = f"took {rise} more than {before}: its peak is {format_bytes(later.peak_bytes)}"
+    before = "anything before" if later.peak_bytes - rise_bytes == later.window_bytes else "the recorded steps"
+    took = f"took {format_bytes(rise_bytes)} more than {before}: its peak is {format_bytes(later.peak_bytes)}"
     if later.device == _HOST:
-        took = f"raised the peak of the process's resident memory by {rise}"
-    last = later.step + later.steps - 1
-    step = f"{'Step' if later.steps < 3 else 'One of steps'} {later.step}"
-    step += {1: "", 2: f" or {last}"}.get(later.steps, f" to {last}")
-    return f"{step}{where and f' ({where})'} {took}; record it with --skip {later.step} --steps {later.steps}."
+        took = f"raised the peak of the process's resident memory by {format_bytes(rise_bytes)}"
+    first, last = later.step, later.step + later.steps - 1
+    step = {1: f"Step {first}", 2: f"Step {first} or {last}"}.get(later.steps, f"One of steps {first} to {last}")
+    return f"{step}{where and f' ({where})'} {took}; record it with --skip {first} --steps {later.steps}."
 
 
-def is_news(later: LaterPeak, peaks: dict[int, int]) -> bool:
-    """Whether a peak after the window is above those of the recorded steps; the job may have reset the counter."""
-    return later.step >= 0 and later.peak_bytes > _ALIKE * _recorded_bytes(later, peaks)
-
-
-def _recorded_bytes(later: LaterPeak, peaks: dict[int, int]) -> int:
-    """Returns the highest peak of a recorded step; 0 beside resident memory, which has more than tensors."""
-    return 0 if later.device == _HOST else max(peaks.values(), default=0)
+def later_rise(later: LaterPeak, peaks: dict[int, int]) -> int:
+    """Returns by how much a later peak is above its counter before and above the recorded steps' peaks; 0 if alike."""
+    before = max((later.window_bytes, *(peaks.values() if later.device != _HOST else ())))
+    return later.peak_bytes - before if later.peak_bytes >= _ALIKE * before else 0
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:

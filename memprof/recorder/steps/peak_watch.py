@@ -84,16 +84,23 @@ class PeakWatch:
     def _read(self) -> tuple[str, dict[str, int]]:
         """Returns the job's line and the counters, and schedules the next reading by the least time that one took."""
         begin_ns = clock_ns()
-        frame = _frame_of_job(sys._getframe(1))
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_JOB):
+            frame = frame.f_back
         line = "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         now = _read_counters()
-        end_ns = clock_ns()
-        self._cost_ns = min(self._cost_ns, end_ns - begin_ns)  # others may run within
-        self._next_ns = end_ns + _REST * self._cost_ns
+        self._cost_ns = min(self._cost_ns, clock_ns() - begin_ns)  # others may run within
+        self._next_ns = clock_ns() + _REST * self._cost_ns
         return line, now
 
     def _compare(self, now: dict[str, int]) -> list[dict[str, Any]]:
         found, before, self._known = [], self._known, now
+        place = {
+            "step": self._first_step,
+            "steps": self._last_step - self._first_step + 1,
+            "phase": self._passed[0] if len(self._passed) == 1 else "",
+            "line": self._line,
+        }
         for device, peak_bytes in now.items():
             if peak_bytes < before.get(device, 0):
                 self._window[device] = 0  # the job has reset it
@@ -103,17 +110,7 @@ class PeakWatch:
             news_bytes = peak_bytes - self._written.get(device, 0)
             if excess_bytes >= max(share * window_bytes, least) and news_bytes >= _NEWS_SHARE * excess_bytes:
                 self._written[device] = peak_bytes
-                found.append(
-                    {
-                        "step": self._first_step,
-                        "steps": self._last_step - self._first_step + 1,
-                        "phase": self._passed[0] if len(self._passed) == 1 else "",
-                        "line": self._line,
-                        "device": device,
-                        "window_bytes": window_bytes,
-                        "peak_bytes": peak_bytes,
-                    }
-                )
+                found.append({**place, "device": device, "window_bytes": window_bytes, "peak_bytes": peak_bytes})
         return found
 
 
@@ -125,12 +122,4 @@ def _read_counters() -> dict[str, int]:
             stats = _cuda.memory_stats_as_nested_dict(number)
             if peak_bytes := stats.get("allocated_bytes", {}).get("all", {}).get("peak", 0):
                 found[f"cuda:{number}"] = int(peak_bytes)
-    if found or resource is None:
-        return found
-    return {_HOST: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT}
-
-
-def _frame_of_job(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_OF_JOB):
-        frame = frame.f_back
-    return frame
+    return found or ({} if resource is None else {_HOST: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT})

@@ -35,9 +35,7 @@ class Epoch:
 
 
 def choose_epoch(spool: Spool) -> Epoch | None:
-    """Returns the epoch with the most recorded steps of the window, the latest on a tie; None where there is none.
-
-    What follows the job's last update is a step of the window without an end, and counts more than the warm-up.
+    """Returns the epoch with the most recorded steps, on a tie the most begun, then the latest; None without any.
 
     Recording pauses in skipped steps, between steps on request, and while the job's own profiler runs.
     After a pause the live blocks are listed anew, but storage lifetimes are not joined across the gap.
