@@ -116,7 +116,7 @@ class Observation(ThreadObservation):
             generated.adopt(mode, rows)
         self._sessions = Sessions(mode, sources, OperatorTimes(log), self._inventory, generated, is_late=is_late)
         self._registry.scan()
-        self._step_first_op = self._last_step = 0
+        self._step_first_op, self._last_step = 0, -1  # the last one whose operators were recorded
         self._is_clocked = False
         self._kept = KeptTensors(log, self._inventory.storage_span)
         self._later = KeptTensors(log, self._inventory.storage_span, is_whole_run=True, has_addresses=False)
@@ -227,7 +227,7 @@ class Observation(ThreadObservation):
             self._later.state(step)
 
     def write_later_peak(self, record: dict[str, Any]) -> None:
-        """Writes the highest peak after the window."""
+        """Writes the highest peak of a device after the window."""
         self._log.record("later_peak", record)
 
     def record_again(self) -> None:
@@ -274,7 +274,7 @@ class Observation(ThreadObservation):
             self._state_kept(step)
         elif self.watch is Watch.RESTING and self._later.has_counted:
             self._later.state(step)
-        is_idle = is_idle and self.progress.is_idle and self._last_step == step - 1 and not self.has_ended
+        is_idle = is_idle and self.progress.is_idle and 0 <= self._last_step == step - 1 and not self.has_ended
         if is_last and not is_idle:
             self._write_step(step, end_ns, self.watch, is_complete=False)
         self.watch = Watch.CLOSED
@@ -377,7 +377,7 @@ class Observation(ThreadObservation):
             self._kept.state_idle(step, trained)
 
     def _write_step(self, step: int, end_ns: int, watch: Watch, *, is_complete: bool) -> None:
-        self._last_step = step
+        self._last_step = step if watch in _RECORDING else self._last_step
         progress = self.progress
         self._log.record(
             "steps",

@@ -288,8 +288,6 @@ class Recorder(ProcessRecorder[Observation]):
     def _end_step(self, observation: Observation) -> None:
         if self._aside.is_due:
             observation.step_aside(self._step)
-        if self._after is not None:
-            self._after.see("other")
         if observation.watch is not Watch.RESTING:
             observation.end_step(self._step)
         else:

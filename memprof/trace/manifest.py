@@ -195,15 +195,17 @@ class LaterPeak(_Json):
     """The highest peak after the recorded steps, where it is above theirs: by the peak counter alone.
 
     Attributes:
-        step: The job's step in which it was seen; -1 without such a peak.
+        step: The job's step in which it was, or the first one in which it may have been; -1 without such a peak.
+        steps: In how many steps from this one on it may have been.
         phase: What ran, ``forward or backward`` for both; "" where that is not known.
         line: The job's last line before it that is known, such as ``train.py:26``; "" for none.
         device: ``cuda:0``, whose allocated bytes are counted, or ``cpu``, where it is the process's resident memory.
-        window_bytes: The same counter after the recorded steps.
+        window_bytes: The same counter after the recorded steps; 0 where the job has reset it since.
         peak_bytes: The peak.
     """
 
     step: int = -1
+    steps: int = 1
     phase: str = ""
     line: str = ""
     device: str = ""

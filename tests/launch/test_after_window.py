@@ -6,15 +6,25 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
+from memprof.analysis.report.whole_run import describe_later, later_rise
+from memprof.recorder.steps import peak_watch
+from memprof.recorder.steps.after_window import AfterWindow
+from memprof.recorder.steps.peak_watch import BETWEEN, TRAINING, PeakWatch
+from memprof.recorder.steps.window import Watch
 from memprof.trace.manifest import LaterPeak
 from memprof.trace.schema import NOT_RECORDED, Ops, Steps
 from memprof.trace.store import Trace
+from memprof.units import format_bytes
 from tests.json_outputs import read_schema, strict
 
 #: Batches of these sizes; the figures printed must not depend on being recorded.
@@ -215,3 +225,151 @@ def test_a_later_step_that_needs_more_is_named(word: str, step: int, phase: str)
     found = json.loads(run("-P", "-m", "memprof.cli.main", "report", "--json", str(trace.path)).stdout)
     assert found["later_peak"] == later.to_json()
     jsonschema.Draft202012Validator(strict(read_schema("report"))).validate(found)
+
+
+class Devices:
+    """Stands for torch.cuda: devices with these peaks in GiB; None has no counters, as the job's own allocator."""
+
+    def __init__(self, *peaks: float | None) -> None:
+        self.peaks = list(peaks)
+        self.takes_s = 0.0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return len(self.peaks)
+
+    def memory_stats_as_nested_dict(self, number: int) -> dict[str, dict[str, dict[str, int]]]:
+        time.sleep(self.takes_s)
+        peak = self.peaks[number]
+        if peak is None:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+        return {"allocated_bytes": {"all": {"peak": int(peak * 2**30)}}}
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    found = Devices(10)
+    monkeypatch.setattr(peak_watch, "_cuda", found)
+    return found
+
+
+def look(watch: PeakWatch, devices: Devices, step: int, *peaks: float, phase: str = BETWEEN) -> list[LaterPeak]:
+    devices.peaks = list(peaks)
+    return [LaterPeak.from_json(news) for news in watch.look(step, phase, at_once=True)]
+
+
+def test_a_peak_after_another_recorded_step_is_compared_with_it(devices: Devices) -> None:
+    """Of 10, 14, a step recorded again, then 14.5 and 17 GiB, all that rise are written; a lower one is not."""
+    watch = PeakWatch()
+    watch.restart(5)
+    assert [one.peak_bytes for one in look(watch, devices, 6, 14)] == [14 * 2**30]
+    watch.restart(8)
+    assert [one.window_bytes for one in look(watch, devices, 9, 14.5)] == [14 * 2**30]
+    assert [one.peak_bytes for one in look(watch, devices, 10, 17)] == [17 * 2**30]
+    devices.peaks = [12]
+    watch.restart(12)
+    assert look(watch, devices, 13, 13) == []
+
+
+def test_a_counter_that_the_job_resets_hides_nothing(devices: Devices) -> None:
+    """A peak of loading hides later ones until the job resets the counter; then a lower one is news as well."""
+    devices.peaks = [16]
+    watch = PeakWatch()
+    watch.restart(5)
+    assert look(watch, devices, 6, 16) == []
+    assert [(one.peak_bytes, one.window_bytes) for one in look(watch, devices, 7, 12)] == [(12 * 2**30, 0)]
+    assert look(watch, devices, 8, 9) == []
+    assert look(watch, devices, 9, 12) == []
+
+
+def test_each_device_has_its_own_peak(devices: Devices) -> None:
+    """A small rise of one does not stand for a large one of another."""
+    devices.peaks = [10, 5]
+    watch = PeakWatch()
+    watch.restart(5)
+    assert [one.device for one in look(watch, devices, 6, 14, 5.5)] == ["cuda:0", "cuda:1"]
+
+
+def test_a_peak_between_two_readings_has_the_steps_between_them(devices: Devices) -> None:
+    """The phase is known where no other began; a reading that is due at once is made in any case."""
+    devices.takes_s = 0.01
+    watch = PeakWatch()
+    watch.restart(7)
+    assert look(watch, devices, 7, 10, phase="optimizer") == []
+    (one,) = look(watch, devices, 8, 11)
+    assert (one.step, one.steps, one.phase) == (7, 1, "optimizer")
+    devices.peaks = [12]
+    assert watch.look(8, TRAINING) == watch.look(8, "optimizer") == watch.look(9, BETWEEN) == []
+    (one,) = look(watch, devices, 9, 12)
+    assert (one.step, one.steps, one.phase) == (8, 2, "")
+
+
+def test_readings_rest_by_what_they_cost(devices: Devices) -> None:
+    """Those of 10 ms are 5 s apart; 50 ms would be a sixth of the run."""
+    devices.takes_s = 0.01
+    watch = PeakWatch()
+    watch.restart(0)
+    watch.look(0, TRAINING)
+    devices.peaks = [20]
+    time.sleep(0.1)
+    assert watch.look(0, "optimizer") == []
+
+
+def test_the_last_reading_is_made_at_once(devices: Devices) -> None:
+    """A peak in the job's last milliseconds is written, though a reading was made just before it."""
+    devices.takes_s = 0.01
+    written: list[dict[str, Any]] = []
+    hooks: Any = SimpleNamespace(install_for=lambda ids: None, remove=lambda: None, switch_off=lambda: None)
+    observation: Any = SimpleNamespace(
+        has_ended=False, root_ids=(), rest=lambda: None, watch=Watch.RECORDED, write_later_peak=written.append
+    )
+    after = AfterWindow(hooks, hooks, hooks, lambda call: call())
+    try:
+        after.begin_step(observation, 7)
+        devices.peaks = [12]
+        after.see("optimizer")
+        assert written == []
+        after.write_notes(observation, 7)
+    finally:
+        after.remove()
+    assert [(one["step"], one["peak_bytes"]) for one in written] == [(7, 12 * 2**30)]
+
+
+def test_an_allocator_without_counters_is_not_watched(devices: Devices) -> None:
+    """Resident memory is, and nothing fails."""
+    devices.peaks = [None]
+    watch = PeakWatch()
+    watch.restart(0)
+    assert watch.look(1, BETWEEN, at_once=True) == []
+    assert set(peak_watch._read_counters()) == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ({}, "Step 7 took 1.00 MiB more than the recorded steps: its peak is {}; record it with --skip 7 --steps 1."),
+        ({"steps": 2}, "Step 7 or 8 took 1.00 MiB more"),
+        ({"steps": 6}, "One of steps 7 to 12 took"),
+        ({"window_bytes": 2**19}, "took 512.00 KiB more than anything before"),
+        ({"peak_bytes": 0}, ""),
+    ],
+)
+def test_a_later_peak_is_compared_with_the_recorded_steps(later: dict[str, int], said: str) -> None:
+    """The counter may be that of loading, or may have been reset: then a recorded step can be as high."""
+    _, trace = record("--steps", "1", "train.py")
+    peaks = trace.step_peaks()
+    recorded = max(peaks.values())
+    values = {"step": 7, "window_bytes": 0, "peak_bytes": 2**20, **later}
+    found = LaterPeak(
+        device="cuda:0",
+        step=7,
+        steps=values.get("steps", 1),
+        window_bytes=recorded + values["window_bytes"] if values["window_bytes"] else 0,
+        peak_bytes=recorded + values["peak_bytes"],
+    )
+    trace.manifest = replace(trace.manifest, later=found)
+    text = describe_later(trace)
+    assert said.format(format_bytes(found.peak_bytes)) in text
+    assert bool(text) is bool(said) is bool(later_rise(found, peaks))

@@ -49,3 +49,21 @@ print(loss.item(), torch.ones(1000).sum().item())
     assert trace.table(Steps).is_complete.all()
     assert set(trace.step(1).ops.phase[-4:]) == {"other"}
     assert "aten.ones.default" in trace.step(1).ops.name[-4:]
+
+
+def test_what_follows_the_last_update_is_the_window_that_was_asked_for(tmp_path: Path) -> None:
+    """After skipped steps it belongs to none recorded before: a last save is step 8 of a job of eight updates."""
+    job = """
+import io, torch
+model = torch.nn.Linear(64, 64)
+extra = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+torch.save({name: one.clone() for name, one in extra.state_dict().items()}, io.BytesIO())
+"""
+    trace = record_script(tmp_path, job, "--skip", "8", "--steps", "1").trace
+    assert trace.recorded_steps == (8,)
+    assert trace.fullest_step().number == 8
+    assert set(trace.step(8).ops.phase) == {"saving", "other"}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from memprof.recorder.calls.modules import StoringObserver
 from memprof.recorder.calls.tracebacks import recompiled
 
 
@@ -21,3 +24,37 @@ def test_the_code_is_that_of_the_function() -> None:
         doubled.__code__.co_firstlineno,
         list(doubled.__code__.co_positions()),
     )
+
+
+class Stored:
+    """Notes each call that saves or loads."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def begin(self, phase: int) -> int:
+        self.seen.append(phase)
+        return phase
+
+    def end(self, token: int, error: BaseException | None) -> None:
+        self.seen.append(error)
+
+
+def test_a_compiled_function_that_saves_is_not_observed() -> None:
+    """While it is traced, what torch.compile meets is torch's own code; outside, the call is noted."""
+    stored, model = Stored(), torch.nn.Linear(4, 4)
+    observer = StoringObserver(stored.begin, stored.end)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def weight() -> torch.Tensor:
+        kept: torch.Tensor = model.state_dict()["weight"]
+        return kept * 2
+
+    observer.install()
+    try:
+        assert torch.equal(weight(), model.weight * 2)
+        assert stored.seen == []
+        model.state_dict()
+        assert len(stored.seen) == 2
+    finally:
+        observer.remove()

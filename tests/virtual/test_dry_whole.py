@@ -99,15 +99,60 @@ def _check_verdict(trace: Trace, moments: list[tuple[str, int, int]]) -> None:
         (("save_pretrained", "train"), "saving"),
         (("log_histograms", "train"), "logging"),
         (("log_softmax_loss", "<module>"), "log_softmax_loss()"),
+        (("downsample", "decode", "evaluate", "train", "<module>"), "evaluation"),
+        (("update_cache", "generate", "<module>"), "generation"),
+        (("_save_checkpoint", "_maybe_log_save_evaluate", "train", "<module>"), "saving"),
+        (("save", "train_and_evaluate", "<module>"), "saving"),
+        (("log_metrics", "main", "<module>"), "logging"),
+        (("loadModel", "<module>"), "loading"),
+        (("log_metrics", "eval_model", "main"), "evaluation"),
         (("update_projector", "<module>"), "update"),
     ],
 )
 def test_a_moment_between_steps_has_the_name_of_its_function(functions: tuple[str, ...], name: str) -> None:
-    """The innermost function that says what it does decides; without one, the innermost is named."""
+    """The outermost function that says one thing decides; without one, the innermost is named."""
     sources = Sources((tuple(SourceLine("a.py", 1, each, "a.py:1") for each in functions),))
     assert _named_by_function(sources, 0, "other") == name
 
 
 def test_a_moment_has_the_first_step_that_reaches_it() -> None:
-    """A scalar more in a later step does not move it there; its bytes are the highest."""
-    assert _first_highest({39: 900_000, 40: 999_996, 41: 1_000_000, 42: 999_000}) == (40, 1_000_000)
+    """A scalar more in a later step does not move it there; three steps reach it."""
+    assert _first_highest({39: 900_000, 40: 999_996, 41: 1_000_000, 42: 999_000}) == (40, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "downsample",
+        "decode",
+        "project_out",
+        "update_cache",
+        "checkpoint_block",
+        "symmetric_kl",
+        "logistic_loss",
+        "latest_batch",
+    ],
+)
+def test_a_model_s_helper_does_not_name_a_moment(function: str) -> None:
+    """Words within its words say nothing of what the loop does."""
+    sources = Sources((tuple(SourceLine("a.py", 1, each, "a.py:1") for each in (function, "forward", "main")),))
+    assert _named_by_function(sources, 0, "evaluation") == "evaluation"
+    assert _named_by_function(sources, 0, "other") == f"{function}()"
+
+
+def test_a_worst_batch_is_as_rare_as_steps_that_are_as_high(tmp_path: Path) -> None:
+    """Where all lengths differ, a single step is: its own bytes are named, and the share of steps, not of batches."""
+    job = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.ones(256 + 256 * step, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    trace = record_script(tmp_path, job, "--skip", "0", "--steps", "8").trace
+    worst = moments_of(trace)[1]
+    assert (worst.name, worst.moment.step, worst.steps) == ("worst batch", 7, 1)
+    assert worst.moment.allocated_bytes == trace.step_peaks()[7]
+    assert worst.place.startswith(" (step 7, 1 in 8 steps, ")

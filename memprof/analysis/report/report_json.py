@@ -10,6 +10,7 @@ from memprof.analysis.report import run_tables
 from memprof.analysis.report.report import MomentSplit, Report
 from memprof.analysis.report.table_rows import find_largest
 from memprof.analysis.report.whole_loop import LOOP_MOMENTS
+from memprof.analysis.report.whole_run import later_rise
 from memprof.analysis.table import record, records
 from memprof.json_values import Json, number, to_json
 from memprof.policies.plan.plan_tables import policy_tables
@@ -45,7 +46,7 @@ def report_to_json(report: Report, largest: int) -> Json:
         "step_time_us": number(step.duration_us),
         "steps": records(run_tables.STEPS, report.steps),
         **({} if report.run is None else {"run": report.run}),
-        "later_peak": manifest.later.to_json() if manifest.later.step >= 0 else None,
+        "later_peak": manifest.later.to_json() if later_rise(manifest.later, report.step_peaks) else None,
         "budget": None if report.budget is None else report.budget.to_json(),
         **({"moments": records(LOOP_MOMENTS, report.moments)} if report.moments else {}),
         "peak": {**record(tables.MOMENTS, report.at_peak.moment), "reserved_bytes": report.reserved_bytes},

@@ -24,15 +24,19 @@ _OF_STEPS = ("forward", "backward", "optimizer")
 _BETWEEN = "other"
 #: Phases that say little, and names for them by the functions that the job was in.
 _UNSPECIFIC = (_BETWEEN, "evaluation")
-_BY_FUNCTION = (
-    ("generation", re.compile(r"generat|sampl|rollout|decode|predict_step", re.IGNORECASE)),
-    ("evaluation", re.compile(r"eval|valid|test", re.IGNORECASE)),
-    ("saving", re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)),
-    ("loading", re.compile(r"load(?!er)|resume", re.IGNORECASE)),
-    ("weight swap", re.compile(r"swap|ema(?![a-z])|swa(?![a-z])|averag|restore", re.IGNORECASE)),
-    ("logging", re.compile(r"(?<![a-z])log(?!_?(it|prob|p_|sum|soft|lik))|metric|report", re.IGNORECASE)),
-    ("update", re.compile(r"project|optim|precondition|update", re.IGNORECASE)),
-)
+_BY_FUNCTION = {
+    name: re.compile(rf"(?<![a-z])(?:{words})(?![a-z])")
+    for name, words in {
+        "generation": "generat(?:es?|ing|ions?)|^sampl(?:es?|ing)|rollouts?|predict_step",
+        "evaluation": "eval(?:s|uate|uation)?|valid(?:ate|ation)?|tests?",
+        "saving": "saves?|saving|(?<!load_)state_dict",
+        "loading": "loads?|loading|resume",
+        "weight swap": "swap|ema|swa|averag(?:es?|ing)(?!_pool)|restore",
+        "logging": "^(?:maybe_)?log(?!_(?:probs?|p|sum|softmax|sigmoid|likelihood|mel))|logs|logging|metrics?|report",
+        "update": "optim(?:izers?)?|precondition(?:ers?)?|projectors?",
+        "": "train(?:ing|er)?|fit",  # says nothing, as whoever does several of these
+    }.items()
+}
 #: Name of the highest forward or backward above the steady step's.
 _WORST_BATCH = "worst batch"
 #: Peaks of steps that differ by less than this share of them count as equal.
@@ -61,7 +65,7 @@ class LoopMoment:
         """Where it is: `` (step 50, train.py:26)``; "" for the steady step."""
         if self.name == STEADY:
             return ""
-        how_often = f", 1 in {round(self.of_steps / self.steps):,} batches" if self.name == _WORST_BATCH else ""
+        how_often = f", {self.steps:,} in {self.of_steps:,} steps" if self.name == _WORST_BATCH else ""
         place = "" if self.moment.source is None else f", {self.moment.source.place}"
         return f" (step {self.moment.step}{how_often}{place})"
 
@@ -113,22 +117,23 @@ def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
         at = describe_moment(step, sources, int(ops.op_id[place]) - step.first_op_id, size)
         return LoopMoment(name, at, count, len(trained))
 
-    size, place, _ = trained[steady]
+    size, steady_place, _ = trained[steady]
     alike = sum(abs(each[0] - size) <= _ALIKE * size for each in trained.values())
     found = []
     above = {number: each for number, each in trained.items() if each[0] > size * (1 + _ALIKE)}
     if above:
-        number, most = _first_highest({step: each[0] for step, each in above.items()})
-        name = "optimizer" if above[number][2] == "optimizer" else _WORST_BATCH
-        found.append(moment(name, number, above[number][1], most, len(above)))
+        number, count = _first_highest({step: each[0] for step, each in above.items()})
+        most, place, of_phase = above[number]
+        found.append(moment("optimizer" if of_phase == "optimizer" else _WORST_BATCH, number, place, most, count))
     for phase, peaks in highest.items():
         if phase in _OF_STEPS:
             continue
-        number, most = _first_highest({step: each[0] for step, each in peaks.items()})
+        number, _ = _first_highest({step: each[0] for step, each in peaks.items()})
+        most, place = peaks[number]
         if phase != _BETWEEN or most > max(each[0] for each in trained.values()) * (1 + _ALIKE):
-            found.append(moment(phase, number, peaks[number][1], most, len(peaks)))
+            found.append(moment(phase, number, place, most, len(peaks)))
     found.sort(key=lambda each: -each.moment.allocated_bytes)
-    return (moment(STEADY, steady, place, size, alike), *found)
+    return (moment(STEADY, steady, steady_place, size, alike), *found)
 
 
 def describe_moments(trace: Trace, budget_bytes: int | None = None) -> str:
@@ -151,19 +156,21 @@ def describe_moments(trace: Trace, budget_bytes: int | None = None) -> str:
 
 
 def _first_highest(sizes: dict[int, int]) -> tuple[int, int]:
-    """Returns the first step whose bytes are the highest but for a scalar more or less, and the highest bytes."""
-    highest = max(sizes.values())
-    return min(step for step, size in sizes.items() if size >= highest * (1 - _ALIKE)), highest
+    """Returns the first step whose bytes are the highest but for a scalar more or less, and how many have such."""
+    least = max(sizes.values()) * (1 - _ALIKE)
+    alike = [step for step, size in sizes.items() if size >= least]
+    return min(alike), len(alike)
 
 
 def _named_by_function(sources: Sources, stack_id: int, phase: str) -> str:
-    """Returns what the job does in a phase that says little, by the names of its functions, innermost first."""
+    """Returns what the job does in a phase that says little, by its outermost function that says one thing."""
     frames = sources.user_frames[stack_id] if 0 <= stack_id < len(sources.user_frames) else ()
     functions = [frame.function for frame in frames if frame.function != "<module>"]
-    for function in functions:
-        for name, pattern in _BY_FUNCTION:
-            if pattern.search(function):
-                return name
+    for function in reversed(functions):
+        words = re.sub("(?<=[a-z])(?=[A-Z])", "_", function).lower().strip("_")
+        names = [name for name, pattern in _BY_FUNCTION.items() if pattern.search(words)]
+        if len(names) == 1 and names[0]:
+            return names[0]
     return phase if phase != _BETWEEN else f"{functions[0]}()" if functions else "between steps"
 
 

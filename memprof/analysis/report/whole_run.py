@@ -10,12 +10,15 @@ import numpy as np
 from memprof.analysis.report.notes import Note
 from memprof.errors import BadInputError
 from memprof.trace.files.coded import Coded
+from memprof.trace.manifest import LaterPeak
 from memprof.trace.schema import NONE, DeviceMemory, ModulePeaks, Modules, StepPeaks
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
 
 #: Device of a peak of resident memory.
 _HOST = "cpu"
+#: A peak above another by less than this is no other: the allocator may count a scalar more.
+_ALIKE = 1.002
 
 
 def is_light(trace: Trace) -> bool:
@@ -61,14 +64,23 @@ def run_notes(trace: Trace, reported_bytes: int) -> tuple[Note, ...]:
 def describe_later(trace: Trace) -> str:
     """Returns a sentence on the step that peaked above the recorded ones; "" where none did."""
     later = trace.manifest.later
-    if later.step < 0:
+    rise_bytes = later_rise(later, trace.step_peaks()) if later.step >= 0 else 0
+    if not rise_bytes:
         return ""
     where = f"{later.phase}{' from' if later.line else ''} {later.line}".strip()
-    rise = format_bytes(later.peak_bytes - later.window_bytes)
-    took = f"took {rise} more than the steps recorded before: its peak is {format_bytes(later.peak_bytes)}"
+    before = "anything before" if later.peak_bytes - rise_bytes == later.window_bytes else "the recorded steps"
+    took = f"took {format_bytes(rise_bytes)} more than {before}: its peak is {format_bytes(later.peak_bytes)}"
     if later.device == _HOST:
-        took = f"raised the peak of the process's resident memory by {rise}"
-    return f"Step {later.step}{where and f' ({where})'} {took}; record it with --skip {later.step} --steps 1."
+        took = f"raised the peak of the process's resident memory by {format_bytes(rise_bytes)}"
+    first, last = later.step, later.step + later.steps - 1
+    step = {1: f"Step {first}", 2: f"Step {first} or {last}"}.get(later.steps, f"One of steps {first} to {last}")
+    return f"{step}{where and f' ({where})'} {took}; record it with --skip {first} --steps {later.steps}."
+
+
+def later_rise(later: LaterPeak, peaks: dict[int, int]) -> int:
+    """Returns by how much a later peak is above its counter before and above the recorded steps' peaks; 0 if alike."""
+    before = max((later.window_bytes, *(peaks.values() if later.device != _HOST else ())))
+    return later.peak_bytes - before if later.peak_bytes >= _ALIKE * before else 0
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:

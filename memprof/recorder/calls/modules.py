@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from memprof.recorder.calls.tracebacks import recompiled
+from memprof.recorder.compiled.uncompiled import skip_compiling
 from memprof.trace.files.spool import LOADING, SAVING
 
 Enter = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -175,6 +176,7 @@ class StoringObserver:
 
     def install(self) -> None:
         """Starts observing torch's functions; one of another form, of another torch, is left alone."""
+        skip_compiling(*self._callbacks.values())
         for phase, functions in (
             (SAVING, (torch.save, torch.nn.Module.state_dict, Optimizer.state_dict)),
             (LOADING, (torch.load, torch.nn.Module.load_state_dict, Optimizer.load_state_dict)),
@@ -184,7 +186,8 @@ class StoringObserver:
                 if not str(getattr(own, "__module__", "")).startswith("torch."):
                     continue  # replaced by the job: such calls stay in the phase around them
                 try:
-                    code = recompiled(own, partial(wrap_body, entry=f"{_BEGIN}({phase})", leave=_END))
+                    entry = f"None if {_IS_TRACED} else {_BEGIN}({phase})"
+                    code = recompiled(own, partial(wrap_body, entry=entry, leave=_END))
                 except RuntimeError:
                     continue  # another torch
                 own.__globals__.update(self._callbacks)
@@ -220,7 +223,7 @@ class BackwardCalls:
 
     def install(self) -> None:
         """Starts observing."""
-        entry = f"None if torch.compiler.is_compiling() else {_BEGIN_BACKWARD}(args)"
+        entry = f"None if {_IS_TRACED} else {_BEGIN_BACKWARD}(args)"
         code = recompiled(self._function, partial(wrap_body, entry=entry, leave=_END_BACKWARD))
         self._function.__globals__.update(self._callbacks)
         self._original, self._function.__code__ = self._function.__code__, code

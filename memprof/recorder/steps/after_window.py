@@ -117,16 +117,18 @@ class AfterWindow:
         if is_recorded and observation.has_ended:
             self._again.append(step)
 
-    def see(self, phase: str) -> None:
-        """Reads the peak counter where a phase begins, while the recording rests."""
-        if self._observation is not None and (news := self._peaks.look(self._step, phase)):
-            self._observation.write_later_peak(news)
+    def see(self, phase: str, *, at_once: bool = False) -> None:
+        """Reads the peak counter where a phase begins, while the recording rests; if it is due, or at once."""
+        if self._observation is not None:
+            for news in self._peaks.look(self._step, phase, at_once=at_once):
+                self._observation.write_later_peak(news)
 
     def begin_step(self, observation: Observation, step: int) -> None:
         """Begins a step after the window; it is recorded if an earlier one was larger and could not be."""
         self._step = step
         if observation.watch is not Watch.RESTING:
             self.rest(observation)
+        self.see(BETWEEN)
         if self._larger.needs_step and _may_record():
             self._larger.begin_step()
             self._record_again(observation)
@@ -140,7 +142,7 @@ class AfterWindow:
         if self._observation is None:
             self._observation = observation
             self._storing.install()
-        self._peaks.restart()
+        self._peaks.restart(self._step)
 
     def remove(self) -> None:
         """Removes the hooks that are installed while the recording rests."""
@@ -160,7 +162,7 @@ class AfterWindow:
             sentence = self._larger.sentence()
             if sentence:
                 observation.note(sentence)
-        self.see(BETWEEN)
+        self.see(BETWEEN, at_once=True)
 
     def _begin_storing(self, phase: int) -> str | None:
         observation = self._observation

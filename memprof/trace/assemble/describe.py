@@ -91,6 +91,7 @@ def build_manifest(
     common = describe_start(spool, job)
     usages: Mapping[str, Any] = next(reversed(spool.records.get("usages", [])), {})
     ended, rank = job.exit_record or {}, str(common.rank)
+    later = [r for r in spool.records.get("later_peak", []) if r["device"] in (recording.memory_events.device, CPU)]
     same = ended.get("same_ranks", {}).get(rank, ())  # the ranks that it stands for, according to the parent
     host = replace(common.machine, threads=int(usages.get("threads", common.machine.threads)))
     return replace(
@@ -105,7 +106,7 @@ def build_manifest(
         communicators=Communicators.from_json(ended.get("communicators", {}).get(rank, {})),
         capture=_capture(spool, job, steps, cast(Ops, tables[Ops]), cast(Modules, tables[Modules])),
         window=Window(**start["window"]),
-        later=LaterPeak.from_json(next(reversed(spool.records.get("later_peak", [])), {})),
+        later=LaterPeak.from_json(next(reversed(later), {})),
         op_times=op_times,
         notes=(
             *((str(ended["killed"]),) if "killed" in ended else ()),

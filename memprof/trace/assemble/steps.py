@@ -35,7 +35,7 @@ class Epoch:
 
 
 def choose_epoch(spool: Spool) -> Epoch | None:
-    """Returns the epoch with the most recorded steps of the window, the latest on a tie; None where there is none.
+    """Returns the epoch with the most recorded steps, on a tie the most begun, then the latest; None without any.
 
     Recording pauses in skipped steps, between steps on request, and while the job's own profiler runs.
     After a pause the live blocks are listed anew, but storage lifetimes are not joined across the gap.
@@ -44,10 +44,11 @@ def choose_epoch(spool: Spool) -> Epoch | None:
     epochs = [epoch for epoch in _epochs(spool) if epoch.start_ns <= end_ns]
     steps = spool.records.get("steps", [])
 
-    def weight(epoch: Epoch) -> tuple[int, int, int]:
-        inside = [step for step in steps if _holds(epoch, step) and step["is_complete"]]
-        recorded = sum(s["kind"] == "recorded" for s in inside)
-        return recorded, sum(s["kind"] in OBSERVED for s in inside), epoch.first_op
+    def weight(epoch: Epoch) -> tuple[int, int, int, int]:
+        inside = [step for step in steps if _holds(epoch, step)]
+        whole = [step for step in inside if step["is_complete"]]
+        begun, recorded = (sum(step["kind"] == "recorded" for step in each) for each in (inside, whole))
+        return recorded, begun, len(whole), epoch.first_op
 
     return max(epochs, key=weight, default=None)
 
