@@ -148,14 +148,17 @@ def test_pages_follow_a_job_that_is_running(show: Callable[..., Shown], tmp_path
         assert before > 0
         with following(sources, show, show) as pages:
             (tmp_path / "go").touch()
-            for page in pages:
+            for page in pages:  # asked by time: a page behind another one gets no animation frames
                 page.wait_for_function(
                     "ops => document.querySelector('#overview .js-plotly-plot')?.layout?.xaxis?.range?.[1] > ops",
                     arg=before,
+                    polling=500,
                 )
                 # Nobody has chosen a range, so the page goes on to the newest of steps that are equally high.
                 page.wait_for_function(
-                    "ops => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > ops", arg=before
+                    "ops => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > ops",
+                    arg=before,
+                    polling=500,
                 )
             assert job.poll() is None
             assert [page.inner_text("#badge") for page in pages] == ["● live", "● live"]
@@ -165,7 +168,8 @@ def test_pages_follow_a_job_that_is_running(show: Callable[..., Shown], tmp_path
             for page in pages:
                 page.wait_for_function(
                     "() => document.querySelector('#badge').textContent === 'recording finished'"
-                    " && document.querySelector('header .only').textContent === 'run.memprof'"
+                    " && document.querySelector('header .only').textContent === 'run.memprof'",
+                    polling=500,
                 )
     assert job.returncode == 0
     assert sources[0].path == tmp_path / "run.memprof"
