@@ -30,6 +30,9 @@ OF_TORCH := tests/recorder tests/virtual tests/lab/test_zoo.py tests/policies/te
     tests/policies/test_accumulate_gradients.py tests/policies/test_checkpoint_autograd.py tests/policies/test_optimizer.py \
     tests/policies/test_swap.py tests/launch/test_parent.py tests/launch/test_plan_record.py
 
+# These run in processes of their own: the models they leave alive would be in the recordings of other tests.
+APART := tests/policies/matrix tests/policies/test_averages.py tests/policies/test_copies.py
+
 COMMA := ,
 EXPORT := dashboard/memprof_dashboard/export_page
 VENV := .venv
@@ -84,11 +87,13 @@ demo: $(READY) ## Record a small GPT, show what fills its memory, make it fit in
 	else echo "In a terminal, this ends in: $(BIN)/memprof dashboard demo.memprof demo-fits.memprof"; fi
 
 test: $(COMPLETE) ## Run the tests, all but the slow ones.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(APART)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(APART))
 
 test-all: $(COMPLETE) ## Run the tests, the slow ones too.
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(APART)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --cold tests/conformance
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' --ignore=tests/conformance
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m '' $(addprefix --ignore=,$(APART) tests/conformance)
 
 test-cudnn: $(COMPLETE) ## Check workspaces of convolutions against cuDNN itself (no GPU needed).
 	test -d $(CUDNN) || $(PIP_INSTALL) -c constraints.txt --target $(CUDNN) nvidia-cudnn-cu13
