@@ -60,7 +60,7 @@ def main() -> int:
             agree = sum(size * count for (size, _), count in (recorded[place] & dumped[place]).items())
             left, missing = dumped[place] - recorded[place], recorded[place] - dumped[place]
             unknown = sum(size * count for (size, category), count in left.items() if category == "unknown")
-            beyond = 0  # bytes that the recording lacks (those of loader workers), or knows nothing of
+            beyond = 0  # bytes missing from the recording (loader workers' memory), or unknown there
             for size in {size for size, _ in left}:
                 named = sum(count for (one, category), count in left.items() if one == size and category != "unknown")
                 known = sum(

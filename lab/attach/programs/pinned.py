@@ -1,8 +1,8 @@
 """Runs a script that stops at two places: pinned.py NUMBER SCRIPT ARGUMENTS.
 
-They are before the backward and after the update of that number, from 0. A tensor of so many bytes as `MARKS` has is
-alive there. The process id is then in the file that ``LAB_READY`` names, with the place's name behind it, and the
-script goes on once that of ``LAB_DONE`` is there.
+The first is before backward number NUMBER, the second after update NUMBER, both counted from 0. At each, a tensor of
+the size given in `MARKS` is alive. The script writes its process id and the place's name to the file named by
+``LAB_READY``, and goes on once the file named by ``LAB_DONE`` exists.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The tree of modules: sums including children, common ancestors, and repeated layers folded into one node."""
+"""The tree of modules, repeated layers folded into one node, and names with ranges of layers (``layers.0-11.mlp``)."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from memprof.analysis.report.moments import Moment, describe_moment
 from memprof.analysis.report.sources import Sources, find_sources
+from memprof.analysis.report.whole_run import ALIKE
 from memprof.analysis.table import BYTES, NUMBER, TEXT, Column
 from memprof.trace.cut import cuttable_steps, rows_between
 from memprof.trace.files.spool import WHOLE
@@ -39,8 +40,6 @@ _BY_FUNCTION = {
 }
 #: Name of the highest forward or backward above the steady step's.
 _WORST_BATCH = "worst batch"
-#: Peaks of steps that differ by less than this share of them count as equal.
-_ALIKE = 0.002
 STEADY = "steady"
 
 
@@ -118,9 +117,9 @@ def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
         return LoopMoment(name, at, count, len(trained))
 
     size, steady_place, _ = trained[steady]
-    alike = sum(abs(each[0] - size) <= _ALIKE * size for each in trained.values())
+    alike = sum(abs(each[0] - size) <= ALIKE * size for each in trained.values())
     found = []
-    above = {number: each for number, each in trained.items() if each[0] > size * (1 + _ALIKE)}
+    above = {number: each for number, each in trained.items() if each[0] > size * (1 + ALIKE)}
     if above:
         number, count = _first_highest({step: each[0] for step, each in above.items()})
         most, place, of_phase = above[number]
@@ -130,7 +129,7 @@ def moments_of(trace: Trace) -> tuple[LoopMoment, ...]:
             continue
         number, _ = _first_highest({step: each[0] for step, each in peaks.items()})
         most, place = peaks[number]
-        if phase != _BETWEEN or most > max(each[0] for each in trained.values()) * (1 + _ALIKE):
+        if phase != _BETWEEN or most > max(each[0] for each in trained.values()) * (1 + ALIKE):
             found.append(moment(phase, number, place, most, len(peaks)))
     found.sort(key=lambda each: -each.moment.allocated_bytes)
     return (moment(STEADY, steady, steady_place, size, alike), *found)
@@ -157,7 +156,7 @@ def describe_moments(trace: Trace, budget_bytes: int | None = None) -> str:
 
 def _first_highest(sizes: dict[int, int]) -> tuple[int, int]:
     """Returns the first step whose bytes are the highest but for a scalar more or less, and how many have such."""
-    least = max(sizes.values()) * (1 - _ALIKE)
+    least = max(sizes.values()) * (1 - ALIKE)
     alike = [step for step, size in sizes.items() if size >= least]
     return min(alike), len(alike)
 

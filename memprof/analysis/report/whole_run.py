@@ -17,8 +17,8 @@ from memprof.units import format_bytes
 
 #: Device of a peak of resident memory.
 _HOST = "cpu"
-#: A peak above another by less than this is no other: the allocator may count a scalar more.
-_ALIKE = 1.002
+#: Peaks that differ by less than this share count as equal: the allocator may count a scalar more.
+ALIKE = 0.002
 
 
 def is_light(trace: Trace) -> bool:
@@ -80,7 +80,7 @@ def describe_later(trace: Trace) -> str:
 def later_rise(later: LaterPeak, peaks: dict[int, int]) -> int:
     """Returns by how much a later peak is above its counter before and above the recorded steps' peaks; 0 if alike."""
     before = max((later.window_bytes, *(peaks.values() if later.device != _HOST else ())))
-    return later.peak_bytes - before if later.peak_bytes >= _ALIKE * before else 0
+    return later.peak_bytes - before if later.peak_bytes >= (1 + ALIKE) * before else 0
 
 
 def run_json(trace: Trace) -> dict[str, Any] | None:

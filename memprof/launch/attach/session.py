@@ -26,24 +26,23 @@ _OF_JOB = ("MemoryError", "OSError", "PermissionError", "RecursionError")
 #: The script that the job runs. Its names are its own, and nothing that it raises reaches the job, but what
 #: interrupts the job itself. It runs once: a later call finds it gone.
 _SCRIPT = """
-def load(request):
-    import os
-    try:
-        import memprof.launch.attach.inside
-        name, text = ".json", '{{"is_loaded": true}}'
-    except BaseException as error:
-        name, text = ".error", "cannot import memprof in the job: " + repr(error)
-    try:
-        with open(request + ".new", "w") as file:
-            file.write(text)
-        os.rename(request + ".new", request + name)
-    except OSError:
-        pass  # the attaching command was killed, and its folder removed by the next one
 def run():
-    import os, sys, importlib.util
+    import contextlib, os, sys, importlib.util
     folder, package, version = {folder!r}, {package!r}, {version!r}
     request = {request!r}
     interrupted = None
+    def tell(ending, text):
+        with contextlib.suppress(OSError):  # a full disk; or the command was killed, and its folder removed by the next
+            with open(request + ".new", "w") as file:
+                file.write(text)
+            os.rename(request + ".new", request + ending)
+    def load():
+        try:
+            import memprof.launch.attach.inside
+            answer = ".json", '{{"is_loaded": true}}'
+        except BaseException as error:
+            answer = ".error", "cannot import memprof in the job: " + repr(error)
+        tell(*answer)
     if os.getpid() != {pid}:
         return  # forked in the meantime: the request is its parent's
     try:
@@ -67,18 +66,13 @@ def run():
             sys.modules["memprof.launch.attach.inside"].{verb}(folder, request, {arguments!r})
         else:  # imported beside the job's main thread, which then needs not wait for it
             import threading
-            threading.Thread(target=load, args=(request,), daemon=True).start()
+            threading.Thread(target=load, daemon=True).start()
     except BaseException as error:
         import traceback
         faults = sys.modules.get("memprof.recorder.faults")
         if not isinstance(error, Exception) or (faults and faults.is_from_signal_handler(error)):
             interrupted = error
-        try:
-            with open(request + ".new", "w") as file:
-                file.write("".join(traceback.format_exception(error)))
-            os.rename(request + ".new", request + ".error")
-        except OSError:
-            pass  # a full disk, or the folder is gone
+        tell(".error", "".join(traceback.format_exception(error)))
     if interrupted is not None:  # by the job's own handler of a signal: raised again behind this script
         import signal, threading
         script = sys._getframe(1)
