@@ -72,6 +72,9 @@ def _shuffle(items: list[pytest.Item], seed: int) -> None:
 #: Variables by which libraries that earlier tests imported, or the developer's shell, would change what is printed.
 _TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
 
+#: Folders whose tests record in their own process.
+_RECORDS = {"policies", "recorder", "virtual"}
+
 #: The file whose tests run.
 _of: dict[str, Path] = {}
 
@@ -118,17 +121,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.path != _of.get("path"):
         _of["path"] = item.path
         _forget_older_objects()
+    elif item.path.relative_to(item.config.rootpath / "tests").parts[0] in _RECORDS:
+        gc.collect()  # earlier tests leave models, in circles, which would be in one of two recordings
     if item.get_closest_marker("gpu") is not None:
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
-
-
-@pytest.fixture
-def nothing_left() -> None:
-    """Collects the models of earlier tests, which are in circles: a recording in this process would find them."""
-    gc.collect()
 
 
 @pytest.fixture

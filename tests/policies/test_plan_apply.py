@@ -111,7 +111,6 @@ def test_refusal_of_a_later_policy_takes_the_earlier_back() -> None:
     assert not any("forward" in layer.__dict__ for layer in model.layers)
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_recording_in_code_says_under_which_plan(tmp_path: Path) -> None:
     """A trace made while a plan is in force carries it, with the notes of its policies; after `undo`, none does."""
     # Models of other tests whose plans are in force live on in reference cycles.

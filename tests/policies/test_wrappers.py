@@ -104,7 +104,6 @@ def test_saved_tensors_of_compiled_modules_are_left_alone() -> None:
     job.undo()
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_recording_of_the_wrapped_model_knows_both_names(distributed: None, tmp_path: Path) -> None:
     """What a pattern chooses in the recording is what it chooses in the job."""
     model = nn.parallel.DistributedDataParallel(Net())

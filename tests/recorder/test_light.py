@@ -270,7 +270,6 @@ def test_a_plan_is_applied_in_light_mode(tmp_path: Path) -> None:
     assert (ops.is_recompute & (ops.phase == "backward")).any()
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_part_of_a_script_is_followed_inline(tmp_path: Path) -> None:
     """`memprof.record(..., light=True)` follows every step of the block."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))

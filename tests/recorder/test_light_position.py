@@ -73,7 +73,6 @@ def _modules(trace: Trace) -> set[tuple[int, int, int]]:
     return set(zip(table.step.tolist(), table.phase.tolist(), table.module_id.tolist(), strict=True))
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_the_short_path_counts_what_the_long_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks of steps, their modules, and the steps in which modules peaked are the same on both."""
     monkeypatch.setattr(Budget, "may_listen", lambda _: False)
@@ -107,7 +106,6 @@ class _Teaching(torch.nn.Module):
         return (torch.ones(100_000) * (x * target).sum()).sum()
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_forward_goes_on_after_a_call_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the model takes after it has called a teacher belongs to forward."""
     monkeypatch.setattr(Budget, "may_listen", lambda _: False)
@@ -125,7 +123,6 @@ def test_forward_goes_on_after_a_call_without_gradients(tmp_path: Path, monkeypa
     assert set(table.phase[above > 300_000]) == {"forward"}
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_an_error_on_the_short_path_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording ends in the module that failed, though its call was opened on the short path."""
     monkeypatch.setattr(Budget, "may_listen", lambda _: False)

@@ -188,7 +188,6 @@ def test_place_by_the_traceback() -> None:
     assert place_of_failure(during.value)["phase"] == OPTIMIZER
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_job_that_catches_it(tmp_path: Path) -> None:
     """A request that fails and is caught is one row, with operator, module and size; nothing of it is kept alive."""
     model = Greedy()
@@ -228,7 +227,6 @@ def test_job_that_catches_it(tmp_path: Path) -> None:
     assert optimizers.state_bytes[0] == optimizers.full_state_bytes[0] == 2 * 80 + 2 * 4
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_requests_beyond_every_machine_are_cut_and_leave_a_recording(tmp_path: Path) -> None:
     """A script probes memory with 4 EiB in each step, catches the errors, and is recorded like any other."""
     model = torch.nn.Linear(8, 8)
@@ -262,7 +260,6 @@ def test_error_that_ends_the_block(tmp_path: Path) -> None:
     assert failures.step.tolist() == [0]
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_error_outside_operators(tmp_path: Path) -> None:
     """Failed requests of Python or numpy are reported too, from the traceback."""
     model = Greedy()

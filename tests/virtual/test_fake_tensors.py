@@ -13,7 +13,6 @@ import memprof
 from memprof.trace.store import Trace
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_operators_on_fake_tensors_run_and_are_not_recorded(tmp_path: Path) -> None:
     """zeros_like and a factory under FakeTensorMode, in a recorded step: no error, no warning, no row, no bytes."""
     model = torch.nn.Linear(8, 8)
