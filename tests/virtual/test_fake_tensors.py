@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
