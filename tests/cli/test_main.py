@@ -1,15 +1,23 @@
-"""The `memprof` command itself: help, errors, exit codes, pipes."""
+"""The `memprof` command itself: help and its groups, the registry of verbs, errors, exit codes, pipes."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import click
 import pytest
 
+from memprof.cli import main as cli
 from memprof.cli import main as command_line
+from memprof.cli.completing import VARIABLE
+from memprof.cli.main import VERBS, memprof
+from memprof.cli.manual import manual_pages
+from memprof.cli.options.command_classes import GroupedCommand, GroupedOption, option_groups
 from memprof.errors import GateFailedError
 from memprof.version import __version__
 
@@ -127,3 +135,166 @@ def test_a_closed_pipe_is_silent(small_file: Path, words: str) -> None:
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--loud", is_flag=True, help="Print it in capitals.")
+def greet(name: str, loud: bool) -> int:
+    """Greet somebody."""
+    print(name.upper() if loud else name)
+    return 3
+
+
+@pytest.fixture
+def greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb as a plug-in adds it: a module with a command of its name, and one line."""
+    module = ModuleType("memprof.cli.verbs.greet")
+    module.greet = greet  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.VERBS, "greet", "Greet somebody.")
+
+
+def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Returns what bash is offered for the last of some words."""
+    monkeypatch.setenv(VARIABLE, "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        cli.memprof.main(args=[], prog_name="memprof", complete_var=VARIABLE)
+    return [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.usefixtures("greeting")
+def test_a_verb_is_added_by_a_module_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs, and help, completion, the nearest match and the manual know it."""
+    assert cli.main(["greet", "you", "--loud"]) == 3
+    assert capsys.readouterr().out == "YOU\n"
+    assert cli.main(["help", "--all"]) == 0
+    assert " greet Greet somebody. " in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["gret", "you"]) == 2
+    assert "greet" in capsys.readouterr().err
+    pages = manual_pages()
+    assert "\\fBmemprof\\-greet(1)\\fR" in pages["memprof.1"]
+    assert "\\fB\\-\\-loud\\fR" in pages["memprof-greet.1"]
+    assert completed("memprof gre", monkeypatch, capsys) == ["greet"]
+    assert "--loud" in completed("memprof greet --", monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("summary run.memprof -o memory.json --json", "export --to summary run.memprof -o memory.json"),
+        ("check run.memprof --budget 1GiB --json", "diff run.memprof --budget 1GiB --json"),
+        ("planners run.memprof --time-limit 5", "suggest run.memprof --compare-planners --time-limit 5"),
+        (
+            "bisect --json --fail-on peak>+2% --history h.jsonl v1 HEAD -- train.py --lr 1",
+            "history --json --fail-on peak>+2% -o h.jsonl --bisect v1..HEAD -- train.py --lr 1",
+        ),
+        (
+            "compare-allocations --row --device a100-80g gpu.pickle -- train.py --json",
+            "diff --allocations --format markdown --device a100-80g -- gpu.pickle -- train.py --json",
+        ),
+        ("compare-allocations --top=3 gpu.pickle dry.pickle", "diff --allocations --rows 3 gpu.pickle dry.pickle"),
+    ],
+)
+def test_a_former_verb_is_parsed_as_what_it_is_now(former: str, today: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one line on stderr that says what to type; completion offers none of them, and prints no such line."""
+    context = click.Context(cli.memprof, **cli.memprof.context_settings)
+
+    def params(line: str) -> tuple[str | None, dict[str, object]]:
+        name, command, words = cli.memprof.resolve_command(context, line.split())
+        assert command is not None
+        return name, command.make_context(name, words, parent=context).params
+
+    verb = former.split(maxsplit=1)[0]
+    assert params(former) == params(today)
+    said = capsys.readouterr().err
+    assert said == f"memprof: {verb} is now memprof {cli.FORMER[verb]}; the old name is deprecated\n"
+    assert verb not in cli.VERBS
+
+
+def test_former_verbs_are_hidden_and_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Exit codes and JSON are those of the verb that replaces them."""
+    assert completed("memprof che", monkeypatch, capsys) == [""]
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.chdir(tmp_path)
+    recording = str(Path(__file__).parents[2] / "sample_traces" / "lstm" / "run.memprof")
+    outputs = []
+    for verb in ("check", "diff"):
+        assert cli.main([verb, recording, "--budget", "1KiB", "--json"]) == 4
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert cli.main(["schema", "check"]) == cli.main(["schema", "diff-check"]) == 0
+
+
+#: Verbs with more options than this list them in groups.
+MOST_UNGROUPED = 10
+
+
+def command_of(verb: str) -> tuple[click.Command, click.Context]:
+    top = click.Context(memprof, info_name="memprof", **memprof.context_settings)
+    command = memprof.get_command(top, verb)
+    assert command is not None
+    return command, click.Context(command, info_name=verb, parent=top)
+
+
+def sections_of(text: str) -> dict[str, list[str]]:
+    """Returns the options that a help text lists, as they are typed, by heading."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][a-z ]+:", line):
+            heading = line.removesuffix(":")
+        elif heading and re.match(r"  -", line):
+            found.setdefault(heading, []).append(line.split("  ")[1].strip())
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_a_long_help_is_in_one_group(verb: str) -> None:
+    """No option of such a verb is without a group, and the help lists each of them once."""
+    command, context = command_of(verb)
+    own = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    if len(own) <= MOST_UNGROUPED:
+        return
+    assert isinstance(command, GroupedCommand)
+    assert [one.opts for one in own if not isinstance(one, GroupedOption)] == []
+    groups = option_groups(command, context)
+    assert [heading for heading, _ in groups][-1] == "Other options"
+    listed = [one for _, options in groups for one in options]
+    assert sorted(map(id, listed)) == sorted(map(id, [*own, command.get_help_option(context)]))
+    sections = sections_of(command.get_help(context))
+    assert list(sections) == [heading for heading, _ in groups]
+    assert [len(names) for names in sections.values()] == [len(options) for _, options in groups]
+
+
+def test_groups_of_record_and_suggest() -> None:
+    """What belongs together stands together."""
+    sections = sections_of(command_of("record")[0].get_help(command_of("record")[1]))
+    assert list(sections) == [
+        "Output",
+        "Recorded steps",
+        "Dry run",
+        "Budget",
+        "Plan and policies",
+        "Job",
+        "Other options",
+    ]
+    assert sections["Dry run"] == [
+        "--dry-run / --no-dry-run",
+        "--whole",
+        "--device NAME",
+        "--strict",
+        "--ranks N",
+        "--nodes N",
+        "--expert-load X",
+        "--values-from FILE",
+    ]
+    assert sections["Plan and policies"][0] == "--plan FILE"
+    sections = sections_of(command_of("suggest")[0].get_help(command_of("suggest")[1]))
+    assert sections["Budget and device"] == ["--budget SIZE", "--device NAME"]

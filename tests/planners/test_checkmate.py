@@ -1,16 +1,19 @@
-"""The exact planner: Checkmate's mixed-integer programme."""
+"""The exact planner: Checkmate's mixed-integer programme, and a solver that prints nothing."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 import memprof.planners.published.checkmate as checkmate_planner
 from memprof.planners import base
 from memprof.planners.base import ScheduleRequest
+from memprof.planners.graph import solver
 from memprof.planners.graph.graph import Graph, graph_of, needed_bytes
 from memprof.planners.graph.schedule import replay, scheduled_step
 from memprof.planners.published.checkmate import Checkmate
@@ -99,3 +102,20 @@ def test_operators_in_place_are_one_node_with_their_maker() -> None:
     joined = blocks_of(graph, 60)
     assert len(joined.members) <= 60
     assert not joined.is_exact
+
+
+def test_what_the_solver_prints_is_discarded(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line written past Python to the process's output while it solves is nowhere; later lines are."""
+
+    def chatters(*_: object, **__: object) -> str:
+        os.write(1, b"HighsMipSolverData says something\n")
+        return "solved"
+
+    monkeypatch.setattr(optimize, "milp", chatters)
+    assert solver.solve(np.zeros(1), [], (0, 1), np.zeros(1)) == "solved"
+    os.write(1, b"the answer\n")
+    told = capfd.readouterr()
+    assert told.out == "the answer\n"
+    assert not told.err

@@ -1,4 +1,4 @@
-"""The settings that a search tries of each policy."""
+"""The settings that a search tries of each policy, and the errors measured in runs that it uses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 
 from memprof.errors import PolicyError
+from memprof.planners.search.candidate import SeenErrors, kinds_of
 from memprof.planners.search.explore import explore
 from memprof.planners.search.request import SearchRequest
 from memprof.policies import registry
 from memprof.policies.accumulate import candidates as accumulate
+from memprof.policies.accumulate.policy import Accumulate
 from memprof.policies.base import Candidates, Policy
+from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.compress.policy import Compress
+from memprof.policies.precision.policy import Precision
+from memprof.policies.swap.policy import Swap
 from memprof.replay.live import live_bytes
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+from tests.policies.faces import recorded
 
 
 @pytest.mark.parametrize(("size", "counts"), [(4, [2, 4]), (5, [2, 4]), (64, [2, 4, 8, 16]), (None, [2, 4, 8, 16])])
@@ -91,3 +97,33 @@ def test_compress_is_tried_where_it_is_allowed(step: Step) -> None:
     peak = int(live_bytes(step).during.max())
     found = explore(step, SearchRequest(int(0.8 * peak), allow=("compress",), time_limit_s=20))
     assert any(isinstance(policy, Compress) for one in (*found.fitting, *found.others) for policy in one.policies)
+
+
+BF16, BLOCKS, STATE = Precision("bf16"), Checkpoint(("layers.0",)), Swap(what="optimizer", to="disk")
+
+
+def test_an_error_is_expected_of_every_plan_that_has_the_policies() -> None:
+    """Of other modules and other numbers too, and of no plan that lacks one of them."""
+    known = SeenErrors().with_error([BF16], 10).with_error([BF16, BLOCKS], 30).with_error([BF16], 8)
+    assert known.expected([BF16]) == 10
+    assert known.expected([BF16, STATE]) == 10
+    assert known.expected([BF16, Checkpoint(("layers.1",)), STATE]) == 30
+    assert known.expected([BLOCKS, STATE]) == 0
+    assert kinds_of([Accumulate(2)]) == kinds_of([Accumulate(4)])
+
+
+def test_a_search_leaves_room_where_the_error_was_seen_and_nowhere_else() -> None:
+    """At a budget that bf16 just meets it is not found any more once it took more; what swaps is found as before."""
+    step = recorded("shared")
+    search_request = SearchRequest(10**12, allow=("precision", "swap"), time_limit_s=60, is_checked=True)
+    peak = explore(step, dataclasses.replace(search_request, budget_bytes=1)).recorded.peak_bytes
+    search_request = dataclasses.replace(search_request, budget_bytes=int(0.75 * peak))
+    before = explore(step, search_request)
+    bf16 = next(one for one in before.fitting if any(isinstance(policy, Precision) for policy in one.policies))
+    after = explore(
+        step, dataclasses.replace(search_request, learned=SeenErrors().with_error([BF16], search_request.budget_bytes))
+    )
+    assert bf16.policies in {one.policies for one in before.fitting}
+    assert not any(isinstance(policy, Precision) for one in after.fitting for policy in one.policies)
+    swaps = explore(step, dataclasses.replace(search_request, forbid=("precision",)))
+    assert {one.policies for one in swaps.fitting} & {one.policies for one in after.fitting}

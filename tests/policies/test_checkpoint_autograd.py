@@ -1,8 +1,9 @@
-"""Activation checkpointing where autograd keeps more than what operators read, or runs in unusual ways."""
+"""Activation checkpointing where autograd keeps more, beside the job's own, and with caches of keys."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ import torch
 from memprof.errors import PolicyError
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.runtime.job import Job
+from memprof.replay.live import live_bytes
 from memprof.trace.schema import NONE
 from tests.policies.faces import peaks, record_step, recorded, train
+from tests.recorder.recorded import record, record_script
 
 
 @pytest.mark.parametrize(
@@ -98,3 +102,109 @@ def test_a_buffer_that_forward_assigns_anew_is_refused():
     with pytest.raises(PolicyError, match="1 changes"):
         job.model(torch.ones(2, 4))
     job.undo()
+
+
+_JOB = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(64, 256), nn.Linear(256, 64), nn.LayerNorm(64)
+    def forward(self, x):
+        return self.norm(self.second(F.gelu(self.first(x))))[:, None].squeeze(1)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks, self.tail = Stem(), nn.ModuleList(Block() for _ in range(3)), Block()
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.tail(x)
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(512, 64)
+for step in range(6):
+    loss = model(rows).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("modules", [("stem",), ("tail",), ("stem", "tail"), ("stem.first", "stem.norm")])
+def test_what_runs_again_by_itself_keeps_its_input(modules: tuple[str, ...], tmp_path: Path) -> None:
+    """The output of a module that is run again is the input of one that the job runs again: it is held until then."""
+    plan = Plan((Checkpoint(modules=modules),))
+    step = record_script(tmp_path, _JOB).step
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    assert abs(predicted - under.peak) <= 16
+
+
+#: The cache begins with two empty tensors.
+_CACHE_JOB = """
+import torch
+from torch import nn
+
+class Cache:  # an object, as transformers' is
+    def __init__(self):
+        self.layers = []
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(64, 64, bias=False) for _ in range(4))
+    def forward(self, x, cache):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        keys = torch.tensor([], dtype=k.dtype)
+        values = torch.tensor([], dtype=k.dtype)
+        keys = torch.cat([keys, k], dim=-2)
+        values = torch.cat([values, v], dim=-2)
+        cache.layers.append((keys, values))
+        return x + self.o(torch.softmax(q @ keys.transpose(-1, -2), -1) @ values)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(4))
+    def forward(self, x):
+        cache = Cache()
+        for layer in self.layers:
+            x = layer(x, cache)
+        return x.square().mean(), cache
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(8, 64, 64)
+for step in range(6):
+    loss = model(rows)[0]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_cache_is_held_until_the_last_region_that_was_given_it_is_done(tmp_path: Path) -> None:
+    """Torch's checkpoint keeps a region's arguments: the cache, with the keys and values of the other layers too."""
+    plan = Plan((Checkpoint(modules=("layers.0", "layers.2")),))
+    step = record_script(tmp_path, _CACHE_JOB).step
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    assert record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof").peak == predicted

@@ -1,4 +1,4 @@
-"""The bounds of a predicted peak, the upper of which must fit the budget."""
+"""The bounds of a predicted peak, the upper of which must fit the budget, and of a plan's step time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memprof.planners.search.request import SearchRequest
 from memprof.planners.search.workbench import Workbench
 from memprof.policies.checkpoint.policy import Checkpoint
 from memprof.policies.optimizer.policy import OptimizerPolicy
-from memprof.policies.plan.interval import Interval, interval_of
+from memprof.policies.plan.interval import Interval, interval_of, time_interval_of
 from memprof.policies.plan.plan import Plan
 from memprof.policies.precision.policy import Precision
 from memprof.policies.registry import policy_types
@@ -29,6 +29,7 @@ from memprof.recorder.machine import short_types
 from memprof.replay.live import live_bytes
 from memprof.trace.store import Trace
 from memprof.units import format_bytes_between
+from tests.building import Op, Storage, make_step
 from tests.policies.faces import record_step, recorded
 
 BF16, PURE = Precision("bf16"), Precision("bf16", "bf16")
@@ -162,3 +163,26 @@ def test_suggest_says_bounds_and_proposes_the_check(tmp_path):
     exact = subprocess.run([*command, "--allow", "checkpoint"], capture_output=True, text=True, check=True)
     assert "not checked" not in exact.stdout
     assert "--write" in next(line for line in exact.stdout.splitlines() if line.startswith("next: "))
+
+
+def test_errors_of_two_policies_add_up_as_independent_ones() -> None:
+    """Each alone by its own errors; together by the root of the sum of their squares."""
+    step = make_step([Op(makes=["a"])], [Storage("a", 64)])
+    checkpoint, precision = Checkpoint.from_flag("*"), Precision.from_flag("bf16")
+    assert checkpoint.time_errors_seen is not None
+    assert precision.time_errors_seen is not None
+    (a, b), (c, d) = checkpoint.time_errors_seen, precision.time_errors_seen
+    alone = time_interval_of([checkpoint], step, 1000.0)
+    both = time_interval_of([checkpoint, precision], step, 1000.0)
+    assert alone is not None
+    assert both is not None
+    assert alone.bounds == pytest.approx([1000 * (1 - a), 1000 * (1 + b)])
+    assert both.bounds == pytest.approx([1000 * (1 - math.hypot(a, c)), 1000 * (1 + math.hypot(b, d))])
+
+
+def test_unmeasured_errors_give_no_bounds() -> None:
+    """Neither without a policy, nor under one whose times were compared with no run."""
+    step = make_step([Op(makes=["a"])], [Storage("a", 64)])
+    assert time_interval_of([], step, 1000.0) is None
+    assert time_interval_of([Checkpoint.from_flag("*"), Remat.from_flag("8GiB")], step, 1000.0) is None
+    assert time_interval_of([Checkpoint.from_flag("*")], step, math.nan) is None

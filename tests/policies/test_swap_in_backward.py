@@ -1,4 +1,4 @@
-"""State and parameters that are swapped, updated one by one inside backward."""
+"""Swap inside backward, beside the job's own checkpoints, and where forward differentiates."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import memprof
+from memprof.policies.base import Policy
+from memprof.policies.compress.policy import Compress
 from memprof.policies.optimizer.policy import OptimizerPolicy
 from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
 from memprof.policies.runtime.job import Job
 from memprof.policies.swap.policy import Swap
-from memprof.replay.live import live_bytes_by_category
+from memprof.replay.live import live_bytes, live_bytes_by_category
+from memprof.trace.step import Step
 from memprof.trace.store import Trace
 from tests.policies.faces import train
+from tests.recorder.recorded import record, record_script
 
 STATE = Swap(what="optimizer", to="disk", minimum_bytes=1 << 10)
+
+
 PARAMETERS = Swap(modules=("**",), what="parameters", to="disk", minimum_bytes=1 << 10)
+
+
 IN_BACKWARD = OptimizerPolicy(in_backward=True)
+
+
 PLANS = {
     "state": Plan((STATE, IN_BACKWARD)),
     "parameters": Plan((PARAMETERS, IN_BACKWARD)),
@@ -75,3 +87,120 @@ def test_a_parameter_without_a_hook_is_updated_in_step() -> None:
     job.undo()
     assert not torch.equal(model[0].weight, before)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+_JOB = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.act = nn.SiLU(inplace=True)
+    def forward(self, x):
+        return x + self.act(self.norm(self.conv(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        # The input of the blocks is changed in place by the last operator of the stem.
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU(inplace=True))
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(16, 10)
+    def forward(self, x):
+        x = checkpoint(self.blocks, self.stem(x), use_reentrant=False)
+        return self.head(x.mean((2, 3)))
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(8, 3, 32, 32)
+for step in range(6):
+    loss = model(rows).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("modules", [("stem",), ("stem.2",), ("blocks",), ("*",), (".",)])
+def test_a_region_keeps_what_its_input_became(modules: tuple[str, ...], tmp_path: Path) -> None:
+    """Hooks around a region see its input; those of a module that is run again see nothing, since it has its own."""
+    plan = Plan((Swap(modules=modules, to="disk"),))
+    step = record_script(tmp_path, _JOB).step
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    assert abs(predicted - under.peak) <= 16
+
+
+_FORWARD = "x = checkpoint(self.blocks, self.stem(x), use_reentrant=False)"
+
+
+_EACH = """x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant={})"""
+
+
+@pytest.mark.parametrize(
+    ("is_reentrant", "policy"),
+    [
+        (True, Swap(modules=("*",), to="disk")),
+        (False, Compress(modules=(".",))),
+        pytest.param(True, Compress(modules=(".",)), marks=pytest.mark.slow),
+        pytest.param(True, Swap(modules=("blocks.1", "stem"), to="disk"), marks=pytest.mark.slow),
+    ],
+)
+def test_inputs_of_regions_are_unpacked_and_what_reentrant_ones_save_is_packed(
+    is_reentrant: bool, policy: Policy, tmp_path: Path
+) -> None:
+    """A region's second run reads what was unpacked; hooks of its modules pack what a reentrant one saves then."""
+    step = record_script(tmp_path, _JOB.replace(_FORWARD, _EACH.format(is_reentrant))).step
+    plan = Plan((policy,))
+    predicted = int(live_bytes(plan.transform(step)).during.max())
+    write_plan(tmp_path / "plan.toml", plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    assert abs(predicted - under.peak) <= 16
+
+
+class Residual(nn.Module):
+    """Returns its input's image, and the sum of a power series in its Jacobian, as residual flows do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 2))
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = batch.requires_grad_()
+        image, total = self.layers(batch), torch.zeros(())
+        vector = torch.ones_like(batch)
+        for _ in range(4):
+            (vector,) = torch.autograd.grad(image, batch, vector, create_graph=True)
+            total = total + vector.sum()
+        return batch + image, total
+
+
+def _recorded(path: Path, policy: Swap | None) -> Step:
+    torch.manual_seed(0)
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = Job(nn.ModuleDict({"block": model}), [optimizer])
+    if policy is not None:
+        policy.apply(job)
+    with memprof.record(path, skip=1, steps=1):
+        for _ in range(3):
+            image, total = job.model["block"](torch.randn(200, 2))
+            (image.square().mean() + total).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    job.undo()
+    return Trace.open(path).fullest_step()
+
+
+def test_what_is_copied_back_in_forward_comes_back_with_its_neighbours(tmp_path: Path) -> None:
+    """To the byte: its second record is needed first, and brings back what was packed by the node before it."""
+    policy = Swap(modules=("block",), to="disk")
+    predicted = policy.transform(_recorded(tmp_path / "plain.memprof", None))
+    measured = _recorded(tmp_path / "swapped.memprof", policy)
+    assert int(live_bytes(predicted).during.max()) == int(live_bytes(measured).during.max())

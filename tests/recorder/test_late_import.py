@@ -1,17 +1,29 @@
-"""A module is noticed when the job imports it, without being imported, wrapped or visible to the job before."""
+"""Modules that are imported, cast or compiled again late, and those in variables of compiled functions."""
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from importlib.machinery import FileFinder, ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from memprof.analysis.plans.predict import forecast
+from memprof.policies.checkpoint.policy import Checkpoint
+from memprof.policies.plan.plan import Plan
+from memprof.policies.plan.plan_file import write_plan
+from memprof.recorder.calls.modules import StoringObserver
+from memprof.recorder.calls.tracebacks import recompiled
 from memprof.recorder.compiled.late_import import LateImport
+from memprof.recorder.compiled.provenance import LocalModules
+from tests.recorder.recorded import record, record_script
 
 
 @pytest.fixture
@@ -78,3 +90,152 @@ def test_nothing_is_waited_for_where_another_finder_imports_the_package(package:
     assert not waiting.install()
     waiting.remove()
     assert type(sys.path_importer_cache[str(package)]) is OtherFinder
+
+
+_JOB = """
+import torch
+from torch import nn
+
+encoder, model = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+with torch.no_grad():
+    rows = encoder(torch.ones(2, 64))  # every module is seen here
+model.to(torch.bfloat16)
+model[0].requires_grad_(False)
+for parameter in model[1].parameters():
+    parameter.data = parameter.data.float()  # as training scripts of diffusers cast what they train
+optimizer = torch.optim.AdamW(model[1].parameters())
+for step in range(8):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(rows).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--light",), ("--dry-run",)])
+def test_modules_have_the_bytes_that_they_train_with(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Weights of the first layer take 2 bytes an element, those of the second 4."""
+    modules = record_script(tmp_path, _JOB, *options).step.modules
+    by_name = dict(zip(modules.name.tolist(), modules.parameter_bytes.tolist(), strict=True))
+    assert by_name["Sequential.0"] == 2 * (64 * 64 + 64)
+    assert by_name["Sequential.1"] == 4 * (64 * 64 + 64)
+
+
+def test_its_plan_is_made_for_it(tmp_path: Path) -> None:
+    """A plan from the recording is applied, not refused as one for another model."""
+    plan = Plan((Checkpoint(modules=("1",)),))
+    write_plan(tmp_path / "plan.toml", forecast(record_script(tmp_path, _JOB).trace, plan).plan)
+    under = record(tmp_path, "--plan", "plan.toml", "job.py", name="under.memprof")
+    assert under.returncode == 0, under.stderr
+    assert "exact" in under.stderr
+
+
+class Held:
+    """Something a variable held."""
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, nn.Module]]:
+    """What is found in the functions below, which call a graph as TorchDynamo's functions do."""
+    results: list[dict[str, nn.Module]] = []
+
+    def graph() -> None:
+        results.append(LocalModules().find(sys._getframe(), ["layer", "x", "missing"]))
+
+    monkeypatch.setitem(globals(), "__compiled_fn_1", graph)
+    return results
+
+
+def _is_freed(layer: nn.Module, x: Any) -> bool:
+    layer.training = True
+    held = weakref.ref(x)
+    __compiled_fn_1()  # type: ignore[name-defined]  # noqa: F821 - set by the fixture
+    del x
+    return held() is None
+
+
+def _run_reading(layer: nn.Module) -> dict[str, Any]:
+    variables = locals()
+    __compiled_fn_1()  # type: ignore[name-defined]  # noqa: F821
+    return variables
+
+
+def test_modules_are_found_and_no_variable_is_kept_alive(found: list[dict[str, nn.Module]]) -> None:
+    """What the function deletes afterwards is freed at once; other values and missing names are left out."""
+    layer = nn.Identity()
+    is_freed = _is_freed(layer, Held())  # in an assertion, pytest would keep the value
+    assert is_freed
+    assert found == [{"layer": layer}]
+
+
+def test_the_jobs_own_dictionary_of_variables_stays_whole(found: list[dict[str, nn.Module]]) -> None:
+    """Before Python 3.13 it is the very dictionary that reading a frame fills, so such functions are not read."""
+    layer = nn.Identity()
+    assert _run_reading(layer)["layer"] is layer
+    assert found == [{} if sys.version_info < (3, 13) else {"layer": layer}]
+
+
+def test_nothing_is_read_where_no_function_runs_compiled_code() -> None:
+    """Its frames have variables of the same names."""
+    layer = nn.Identity()
+    assert layer is not None
+    assert LocalModules().find(sys._getframe(), ["layer"]) == {}
+
+
+def test_the_variables_of_a_module_are_left_alone(found: list[dict[str, nn.Module]]) -> None:
+    """They are its globals, not a copy."""
+    scope: dict[str, Any] = {"layer": nn.Identity(), "__compiled_fn_1": globals()["__compiled_fn_1"]}
+    exec("__compiled_fn_1()", scope)
+    assert "layer" in scope
+    assert found == [{}]
+
+
+def doubled(value: int, change: Callable[[int], int] = lambda one: one + 1) -> int:
+    """Returns twice what a default makes of a value; the default has code of its own."""
+    return 2 * change(value)
+
+
+def test_the_code_is_that_of_the_function() -> None:
+    """Also where the module's code has another's in front of it: that of a default, or of annotations."""
+    code = recompiled(doubled, lambda definition: None)
+    assert code.co_name == "doubled"
+    assert code.co_consts == doubled.__code__.co_consts
+    assert (code.co_firstlineno, list(code.co_positions())) == (
+        doubled.__code__.co_firstlineno,
+        list(doubled.__code__.co_positions()),
+    )
+
+
+class Stored:
+    """Notes each call that saves or loads."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def begin(self, phase: int) -> int:
+        self.seen.append(phase)
+        return phase
+
+    def end(self, token: int, error: BaseException | None) -> None:
+        self.seen.append(error)
+
+
+def test_a_compiled_function_that_saves_is_not_observed() -> None:
+    """While it is traced, what torch.compile meets is torch's own code; outside, the call is noted."""
+    stored, model = Stored(), torch.nn.Linear(4, 4)
+    observer = StoringObserver(stored.begin, stored.end)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def weight() -> torch.Tensor:
+        kept: torch.Tensor = model.state_dict()["weight"]
+        return kept * 2
+
+    observer.install()
+    try:
+        assert torch.equal(weight(), model.weight * 2)
+        assert stored.seen == []
+        model.state_dict()
+        assert len(stored.seen) == 2
+    finally:
+        observer.remove()

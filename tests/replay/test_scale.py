@@ -1,4 +1,4 @@
-"""Times converted from one machine to another, worked out by hand."""
+"""Where the time of a step goes, and times converted from one machine to another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 
 from memprof.machines.catalogue import find_machine
 from memprof.planners.graph.arrays import step_from_arrays
-from memprof.replay.time import Rates, rates_of, rates_of_recording, scale_times
+from memprof.replay.time import Rates, busiest_stream_us, op_cost_us, rates_of, rates_of_recording, scale_times
 from memprof.trace.manifest import Machine, Speed
 from memprof.trace.step import Step
+from tests.building import Op, make_step
 
 SLOW = Rates("slow", memory_bytes_per_us=100.0, flops_per_us={"fp32": 1000.0}, host_bytes_per_us=10.0, how="measured")
+
+
 FAST = Rates(
     "fast", memory_bytes_per_us=400.0, flops_per_us={"fp32": 10_000.0, "bf16": 50_000.0}, host_bytes_per_us=20.0
 )
@@ -112,3 +115,39 @@ def test_measured_speed_goes_before_the_catalogue() -> None:
     assert measured is not None
     assert (measured.memory_bytes_per_us, measured.host_bytes_per_us) == (2e6, 4e4)
     assert measured.flops_per_us == {"fp32": 5e7}
+
+
+def timed(*ops: Op, step_us: float) -> Step:
+    return dataclasses.replace(make_step(list(ops), []), duration_us=step_us)
+
+
+def test_streams_are_summed_apart() -> None:
+    """Compute and copies have streams of their own; the executor's share is what the busiest leaves of the step."""
+    step = timed(Op(duration_us=30), Op(duration_us=50), Op(duration_us=40, kind="copy"), step_us=100)
+    step = dataclasses.replace(step, ops=step.ops.replace(stream=step.ops.op_id // 2))
+    assert busiest_stream_us(step) == 80
+    assert op_cost_us(step).tolist() == [37.5, 62.5, 50]
+
+
+def test_an_operator_more_costs_its_executor_share() -> None:
+    """In a step of 100 us whose operators take 80, an operator of 8 us costs 10; one of unknown time counts nothing."""
+    step = timed(Op(duration_us=8), Op(duration_us=72), Op(duration_us=float("nan")), step_us=100)
+    assert op_cost_us(step).tolist() == pytest.approx([10, 90, 0])
+
+
+def test_operators_slower_than_their_step_cost_what_they_take() -> None:
+    """Measured one by one operators may take longer than together: then nothing is added."""
+    assert op_cost_us(timed(Op(duration_us=50), step_us=40)).tolist() == [50]
+
+
+def test_memory_between_operators_takes_no_time() -> None:
+    """Rows of kind allocation are not operators."""
+    step = timed(Op(duration_us=10), Op(kind="allocation", duration_us=float("nan")), step_us=10)
+    assert op_cost_us(step).tolist() == [10, 0]
+
+
+def test_a_step_without_times() -> None:
+    """Nothing is known, and nothing is claimed."""
+    step = timed(Op(duration_us=float("nan")), step_us=10)
+    assert busiest_stream_us(step) == 0
+    assert op_cost_us(step).tolist() == [0]

@@ -1,4 +1,4 @@
-"""The snapshots that a job takes of the virtual GPU in a dry run, and which allocations they hold."""
+"""Snapshots of the virtual GPU: torch's form, those that a job takes, and categories of imported ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import memprof
+from memprof.analysis.allocator.imported_parts import imported_block_sizes
 from memprof.analysis.compared.allocation_sequence import read_sequence
+from memprof.analysis.report.report import build_report
+from memprof.replay.allocator.events import ALLOCATE
+from memprof.replay.allocator.model import CachingAllocator
+from memprof.replay.allocator.recorded_requests import requests_of_trace
+from memprof.replay.allocator.rules import Settings
+from memprof.trace.importers.importing import import_file
 from memprof.trace.importers.snapshot import read_snapshot
+from memprof.trace.schema import NONE, Ops
+from memprof.trace.store import Trace, write_trace
 from memprof.virtual.device.job_history import JobHistory
+from memprof.virtual.device.statistics import memory_snapshot
+from tests.analysis.plain_snapshot import exported
 from tests.recorder.recorded import record_script
 
 _JOB = """
@@ -30,6 +43,8 @@ for step in range(40):
         {take}
         memory._record_memory_history(None)
 """
+
+
 _DUMP = "memory._dump_snapshot('job.pickle')"
 
 
@@ -197,3 +212,96 @@ memory._dump_snapshot("job.pickle")
         counts[name] = read_sequence(str(tmp_path / name / "job.pickle")).sizes.tolist().count(size)
     # The projection, and its parts for queries, keys and values laid out one after the other.
     assert counts == {"fused": 2, "written": 2}
+
+
+MIB = 1 << 20
+
+
+def test_an_expandable_segment_with_a_hole_is_reported_in_parts() -> None:
+    """As by torch, which reports one segment for each contiguous range of mapped memory."""
+    allocator = CachingAllocator(Settings(expandable_segments=True, capacity_bytes=100 * MIB))
+    first, middle, _last = (allocator.allocate(20 * MIB) for _ in range(3))
+    assert first is not None
+    assert middle is not None
+    (whole,) = memory_snapshot(allocator)["segments"]
+    assert whole["total_size"] == 60 * MIB
+    allocator.request_free(middle)
+    allocator.complete_free(middle)
+    assert allocator.allocate(60 * MIB) is not None  # with the middle's pages, which are unmapped for it
+    parts = memory_snapshot(allocator)["segments"]
+    assert [(one["address"] - first.address, one["total_size"]) for one in parts] == [
+        (0, 20 * MIB),
+        (40 * MIB, 80 * MIB),
+    ]
+    for one in parts:
+        assert sum(block["size"] for block in one["blocks"]) == one["total_size"]
+    assert allocator.allocate(40 * MIB) is None
+    assert (allocator.log[-1].action, allocator.log[-1].address) == ("oom", 0)  # nothing is left of the device
+
+
+def test_a_failed_request_logs_what_is_free() -> None:
+    """Where torch's history has the bytes of the device that are free."""
+    allocator = CachingAllocator(Settings(capacity_bytes=100 * MIB))
+    assert allocator.allocate(60 * MIB) is not None
+    assert allocator.allocate(60 * MIB) is None
+    assert allocator.log[-1].address == allocator.free_on_device == 40 * MIB
+
+
+JOB = """
+import sys, torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+model = nn.Sequential(nn.Embedding(3000, 256), *(Block(256) for _ in range(4)), nn.Linear(256, 3000)).to("cuda")
+if sys.argv[1] == "frozen":
+    for part in model[:3]:
+        part.requires_grad_(False)
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = torch.optim.AdamW(trained, fused=sys.argv[1] == "accumulated")
+data = torch.randint(0, 3000, (20_000 if sys.argv[1] == "data" else 8, 128), device="cuda")
+for step in range(5):
+    for _ in range(3 if sys.argv[1] == "accumulated" else 1):
+        x, y = data[:8], torch.randint(0, 3000, (8, 128), device="cuda")
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def as_torch_would(trace: Trace) -> bytes:
+    """Exports a recording as torch would: no Python frames in backward, no entries of older memory, no categories."""
+    content, ops = pickle.loads(exported(trace)), trace.table(Ops)
+    issued = requests_of_trace(trace)
+    made_by = issued.made_by[issued.requests.allocation[issued.requests.kind == ALLOCATE]].tolist()
+    history = content["device_traces"][0]
+    for entry in history:
+        entry["user_metadata"] = ""
+    places = [place for place, entry in enumerate(history) if entry["action"] == "alloc"]
+    for place, op in zip(places, made_by, strict=True):
+        if op != NONE and ops.phase[op] == "backward":
+            history[place]["frames"] = []
+    content["device_traces"][0] = history[places[made_by.count(NONE)] :]
+    return pickle.dumps(content, protocol=4)
+
+
+def at_peak(trace: Trace) -> dict[str, int]:
+    """Returns the bytes at the peak by category."""
+    return {str(part.key): part.bytes for part in build_report(trace).at_peak.by_category.parts}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "frozen", "accumulated", "data"])
+def test_bytes_at_the_peak_have_the_right_category(kind: str, tmp_path: Path) -> None:
+    """95 % of the bytes at the peak are in the category that the recording knows, and less than 5 % are unknown."""
+    trace = record_script(tmp_path, JOB, "-q", "--dry-run", "--device", "rtx4090", words=(kind,)).trace
+    (tmp_path / "s.pickle").write_bytes(as_torch_would(trace))
+    imported = import_file(tmp_path / "s.pickle", block_sizes=imported_block_sizes)
+    write_trace(tmp_path / "imported.memprof", imported.ranks)
+    truth, found = at_peak(trace), at_peak(Trace.open(tmp_path / "imported.memprof"))
+    total = sum(truth.values())
+    assert sum(min(size, found.get(name, 0)) for name, size in truth.items()) >= 0.95 * total
+    assert found.get("unknown", 0) < 0.05 * total

@@ -1,15 +1,22 @@
-"""What TorchDynamo meets in a dry run on a virtual GPU is what it meets in a real run."""
+"""TorchDynamo, kernels of Triton and CUDA graphs on a virtual GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.recorder.recorded import record_script
+from memprof.virtual.device.kernels import triton_launches
+from tests.recorder.recorded import record, record_script
 
 _CARD = ("--dry-run", "--device", "h100-80g")
+
+
 _MODULES = """
 import torch, torch._dynamo  # before the first module
 from torch import nn
@@ -31,6 +38,8 @@ for step in range(3):
         compiled(torch.randn(1024, 1024, device="cuda")).sum().backward()
     optimizer.step()
 """
+
+
 _WRAPPED = """
 import torch
 from torch import nn
@@ -88,3 +97,135 @@ def test_tensors_that_wrap_others_are_traced(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[0] == "cuda:0"
     assert "1 graph compiled as in a real run" in ended.stderr
     assert "ran eagerly" not in ended.stderr
+
+
+#: Triton's names as far as a launch needs them: it comes with CUDA builds of torch alone, and asks the driver.
+_TRITON = {
+    "__init__.py": "",
+    "runtime/__init__.py": "",
+    "runtime/jit.py": """
+class JITFunction:
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+    def run(self, *args, grid, warmup, **kwargs):
+        raise AssertionError("libcuda.so cannot be found")
+""",
+    "runtime/autotuner.py": """
+from triton.runtime.jit import JITFunction
+
+
+class Autotuner(JITFunction):
+    def run(self, *args, **kwargs):
+        raise AssertionError("there is nothing to time")
+""",
+}
+
+
+@pytest.fixture
+def without_triton() -> Iterator[None]:
+    """Nothing of Triton is imported after the test, either."""
+    assert importlib.util.find_spec("triton") is None  # the CPU's build of torch comes without it
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_launches_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel and an autotuned one are launched as their libraries do it, and return."""
+    for name, text in _TRITON.items():
+        path = tmp_path / "triton" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from triton.runtime.autotuner import Autotuner  # type: ignore[import-not-found]
+    from triton.runtime.jit import JITFunction  # type: ignore[import-not-found]
+
+    with pytest.raises(AssertionError, match="libcuda"):
+        JITFunction()[(8,)](1, BLOCK=2)
+    triton_launches.install()
+    assert JITFunction()[(8,)](1, BLOCK=2) is None
+    assert Autotuner()[lambda meta: (meta["BLOCK"],)](1, n=3) is None
+
+
+_TRAINS = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_job_that_looks_for_triton_in_vain_is_noted(tmp_path: Path, looks: bool) -> None:
+    """Libraries then run other code than on the card; torch's own searches are not the job's."""
+    (tmp_path / "kernels.py").write_text("import importlib.util\nFOUND = importlib.util.find_spec('triton')\n")
+    (tmp_path / "job.py").write_text(_TRAINS.replace("import torch", "import torch, kernels") if looks else _TRAINS)
+    trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "job.py").trace
+    found = [note for note in trace.manifest.notes if "Triton is not installed" in note]
+    assert ["kernels looked for it" in note for note in found] == [True] * looks
+
+
+_JOB = """
+import json
+import torch
+from torch import nn
+
+def reserved():
+    torch.cuda.empty_cache()
+    said.append(torch.cuda.memory_reserved() // (1 << 20))
+
+said = []
+model = nn.Linear(64, 64).cuda()
+x = torch.randn(8 << 20, device="cuda")
+first, second, third = (torch.cuda.CUDAGraph() for _ in range(3))
+reserved()
+with torch.cuda.graph(first):
+    assert torch.cuda.is_current_stream_capturing()
+    y = x * 2
+assert not torch.cuda.is_current_stream_capturing()
+del y
+reserved()
+with torch.cuda.graph(second, pool=first.pool()):
+    y = x * 3
+del y
+reserved()
+with torch.cuda.graph(third):
+    y = x * 4
+    del y
+    y = x * 5
+del y
+reserved()
+for graph in (first, second, third):
+    graph.replay()
+reserved()
+try:
+    torch.cuda.CUDAGraph().replay()
+except RuntimeError as error:
+    said.append(str(error))
+print("SAID", json.dumps(said))
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sample = torch.randn(8, 64, device="cuda")
+model = torch.cuda.make_graphed_callables(model, (sample,))
+for _ in range(4):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+"""
+
+
+def test_captures_allocate_from_pools_that_stay_reserved(tmp_path: Path) -> None:
+    """Results of 32 MiB: one segment for the first pool, which two graphs share, and one for the third graph's own."""
+    done = record_script(tmp_path, _JOB, "--dry-run", "--device", "rtx4090")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("SAID"))
+    before, *after, refused = json.loads(line.removeprefix("SAID"))
+    assert [size - before for size in after] == [32, 32, 64, 64]
+    assert "without a preceding successful capture" in refused
+    # Of the graphed callable, one for forward and one for backward.
+    assert any("CUDA graphs captured: 5" in note for note in done.trace.manifest.notes)

@@ -2,7 +2,7 @@
 
     python -m tests.trace.golden.make_golden
 
-The file stays in the repository for good: every later version must open it (tests/trace/test_golden.py).
+The file stays in the repository for good: every later version must open it (tests/trace/test_manifest.py).
 """
 
 from __future__ import annotations
