@@ -152,7 +152,7 @@ CASES = [
     plain("torch_as_found.py"),
     whole("looks_at_modules.py"),
     plain("torch_is_broken.py", 1, environment={"PYTHONPATH": "broken_torch"}),
-    whole("trains.py"),
+    training("trains.py"),
     Case(command("-u", "trains.py"), is_recorded=True),
     training("checkpoints.py"),
     whole("compiles.py"),

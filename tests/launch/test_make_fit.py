@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, blocks: int = 8) -> None:
+    def __init__(self, blocks: int = 5) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(Block() for _ in range(blocks)))
         self.head = nn.Linear(64, 8)

@@ -261,7 +261,6 @@ def test_job_gets_its_words_verbatim() -> None:
     assert record("-q", "--", sys.executable, "hello.py", *words).stdout == f"{words}\n"
 
 
-@pytest.mark.cold
 def test_parent_killed_leaves_a_spool_that_opens(folder: Path) -> None:
     """When memprof is killed the job trains on, and its spool opens like a trace."""
     (folder / "train.py").write_text(TRAINING + "open('ended', 'w')")
