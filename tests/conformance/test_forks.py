@@ -10,11 +10,9 @@ import pytest
 
 from tests.conformance.running import MODES, Job, run_both, with_plain_run
 
-#: How processes end is what is compared.
-pytestmark = pytest.mark.cold
-
 PLACES = ("before", "first", "within", "backward", "after")
 WORK = ("nothing", "trains", "profiles", "forks", "raises")
+#: What `make test` runs, in forks of a process that has imported torch; the others end as only a new process does.
 _QUICK = ("forks_and_ends.py within trains record",)
 
 
@@ -28,7 +26,10 @@ def _cases() -> list[Any]:
         pytest.param(
             case,
             id=case,
-            marks=[with_plain_run(case.rpartition(" ")[0]), *([] if case in _QUICK else [pytest.mark.slow])],
+            marks=[
+                with_plain_run(case.rpartition(" ")[0]),
+                *([] if case in _QUICK else [pytest.mark.slow, pytest.mark.cold]),
+            ],
         )
         for case in cases
     ]
