@@ -146,9 +146,6 @@ def test_saved_plan_reads_back(rank: Rank) -> None:
     assert plan.prediction is not None
 
 
-pytest.importorskip("dash")
-
-
 JOB = """
 import torch
 model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(6)))

@@ -125,9 +125,6 @@ def test_host_memory_follows_the_cursor(small_tables: Tables) -> None:
     assert "host-graph" not in json.dumps(HostPage().layout(workspace, View()), cls=PlotlyJSONEncoder)
 
 
-pytest.importorskip("dash")
-
-
 NUMBERS = st.integers(-1, 2**53 - 1)
 
 

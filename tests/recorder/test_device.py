@@ -18,6 +18,7 @@ import pytest
 
 from memprof.recorder.device_history import block_rows, fresh_entries, history_rows, segment_records
 from memprof.recorder.device_sampling import Devices, Driver, ProcessInfo, bytes_of, driver_version
+from memprof.recorder.machine import describe_place, find_rank
 from memprof.recorder.memory.live_objects import OutsideWatch
 from memprof.recorder.profiler.sources import MemorySources
 from memprof.recorder.profiler.timing import device_time_ns
@@ -224,3 +225,32 @@ def test_recomputation_on_a_device_is_told(recorded: Recorded) -> None:
     assert [row[1] for row in rows if row[3] in again] == ["aten.mul.Tensor", "aten.mul.Tensor", "aten.add.Tensor"]
     calls = step.module_calls
     assert calls.is_recompute.tolist().count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, (1, 2)),
+        ({"RANK": "2"}, (2, 3)),
+        ({"RANK": "8", "WORLD_SIZE": "4"}, (8, 9)),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, (0, 1)),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, (0, 1)),
+    ],
+)
+def test_rank_is_told_by_whatever_started_the_process(environment: dict[str, str], told: tuple[int, int]) -> None:
+    """torchrun goes before what starts it; a task of a batch script alone is no rank; nonsense is no rank."""
+    assert find_rank(environment) == told
+
+
+def test_place_names_the_machine_and_its_clock() -> None:
+    """Two looks from one machine name the same clock."""
+    assert describe_place() == describe_place()
+    assert describe_place()["node"]
+    assert describe_place()["clock"]
