@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 if __name__ == "__main__":  # workers are not forked from Python 3.14 on
     early = torch.zeros(3 * 2**20, dtype=torch.uint8, pin_memory=True)  # before anything is on the device
     assert early.is_pinned()
+    assert torch.tensor([7, 8], pin_memory=True).cuda(non_blocking=True).is_cuda
     data = TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
     model = torch.nn.Linear(32, 4).cuda()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -244,6 +244,34 @@ def test_code_for_a_virtual_gpu_is_generated_without_triton(tmp_path: Path) -> N
     assert any("pools of CUDA graphs" in note for note in _compiled_notes(with_pools))
 
 
+_FLEXIBLE = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+length = 4096
+project = torch.nn.Linear(64, 192).cuda()
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device="cuda")
+optimizer = torch.optim.SGD(project.parameters())
+def attend(inputs):
+    query, key, value = project(inputs).view(1, 1, length, 192).chunk(3, -1)
+    seen = torch.arange(2**17, device="cuda").remainder(50).eq(0).cumsum(0)  # scanned in parts, with scratch memory
+    return flex_attention(query, key, value, block_mask=mask).square().mean() * seen[-1]
+attend = torch.compile(attend)
+for _ in range(3):
+    attend(torch.randn(length, 64, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_flexible_attention_is_compiled_without_triton(tmp_path: Path) -> None:
+    """Run eagerly, it would hold the scores: 4,096 x 4,096 float32 are 64 MiB."""
+    ended = record_script(tmp_path, _FLEXIBLE, "--dry-run", "--device", "h100-80g")
+    assert _compiled_notes(ended) == [
+        "torch.compile: 2 graphs compiled as in a real run, up to the kernels, not compared with a run on a GPU"
+    ]
+    assert ended.step.storages.requested_bytes.max() <= 2**25  # cuBLAS's workspace
+
+
 @pytest.mark.slow
 def test_what_torch_fails_to_trace_for_a_virtual_gpu_runs_eagerly(tmp_path: Path) -> None:
     """Within a job that goes on; the verdict says why."""

@@ -79,6 +79,7 @@ for step, (inputs, targets) in enumerate(data):
     torch.cuda.synchronize()
     with torch.device("cuda"):
         assert torch.zeros(3).is_cuda and torch.tensor([1, 2]).is_cuda
+    mask.untyped_storage().data_ptr()
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] == torch.cuda.max_memory_allocated()
 print(json.dumps({

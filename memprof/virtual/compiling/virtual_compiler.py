@@ -7,11 +7,13 @@ frees what a real run does, in the same order.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from types import FrameType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -47,7 +49,8 @@ def prepare_compiler(compiler: Any) -> None:
         ImportError: It has other modules.
     """
     from torch._dynamo.variables import torch_function
-    from torch._inductor import scheduler
+    from torch._inductor import scheduler, select_algorithm
+    from torch._inductor.codegen.triton_split_scan import TritonSplitScanKernel
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch.utils import _triton
 
@@ -58,6 +61,9 @@ def prepare_compiler(compiler: Any) -> None:
         torch_module.compiler.allow_in_graph(getattr(owner, name))  # chooses its kernel while AOTAutograd traces
     _replace(compiler, "_recursive_joint_graph_passes", _placing)
     _replace(scheduler, "has_triton", _answering(True))
+    _replace(select_algorithm, "PyCodeCache", _unloaded)
+    if importlib.util.find_spec("triton") is None:
+        _replace(TritonSplitScanKernel, "scan", _knowing_widths)
     _replace(_triton, "triton_hash_with_backend", _answering("none"))
     for name in ("write_triton_header_once", "write_get_raw_stream_header"):
         _replace(PythonWrapperCodegen, name, _without_triton)
@@ -119,6 +125,33 @@ def _placing(passes: Callable[..., Any]) -> Callable[..., Any]:
     def run(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         place_on_device(graph)
         return passes(graph, *args, **kwargs)
+
+    return run
+
+
+def _unloaded(cache: Any) -> Any:
+    """Returns a cache of the sources of template kernels (flexible attention) that does not import them, nor Triton."""
+
+    def load(code: str, extra: str = "", **_: Any) -> SimpleNamespace:
+        key, path = cache.write(code, extra)
+        return SimpleNamespace(key=key, __file__=path)
+
+    return type(cache.__name__, (cache,), {"load": staticmethod(load)})
+
+
+def _knowing_widths(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the code generator of a long cumulative sum, which asks Triton for the widths of types: scratch bytes."""
+    language: Any = ModuleType("triton.language")
+    for width in (8, 16, 32, 64):
+        for name in (f"int{width}", f"uint{width}", f"float{width}"):
+            setattr(language, name, SimpleNamespace(primitive_bitwidth=width))
+    language.int1, language.bfloat16 = SimpleNamespace(primitive_bitwidth=1), language.float16
+    modules = {"triton": ModuleType("triton"), "triton.language": language}
+
+    @wraps(scan)
+    def run(*args: Any) -> Any:
+        with patch.dict(sys.modules, modules):
+            return scan(*args)
 
     return run
 

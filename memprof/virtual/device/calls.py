@@ -138,6 +138,10 @@ class DeviceCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles one call."""
         args, kwargs = _with_names(func, args, _with_default(func, kwargs or {}))
+        if kwargs.get("pin_memory") and not is_cuda(kwargs.get("device")):
+            # `torch.tensor` asks for an accelerator before any operator is called
+            made = self.__torch_function__(func, types, args, {**kwargs, "pin_memory": False})
+            return made if is_on_device(made) else self._pin(made)
         replaced = self._replaced.get(func)
         if replaced is not None:
             answer = replaced(func, args, kwargs)

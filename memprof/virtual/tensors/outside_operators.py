@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -74,7 +75,10 @@ def show_no_values(answers: Answers, span: Callable[[torch.Tensor], tuple[int, i
     fake.numpy, fake.__array__ = numpy, array
     fake.__format__ = lambda tensor, form: format(tensor.item() if tensor.dim() == 0 else str(tensor), form)
     fake.tolist = lambda tensor: answers.values(tensor, "tolist").tolist()
-    fake.data_ptr = lambda tensor: span(tensor)[0]  # otherwise each call prints a warning
+    fake.data_ptr = lambda tensor: span(tensor)[0]
+    with warnings.catch_warnings(), FakeTensorMode():
+        warnings.simplefilter("ignore")  # what C++ reads itself would warn, once a process: here, unseen
+        torch.empty(1).untyped_storage().data_ptr()
     fake_tensor.log.setLevel(logging.CRITICAL)  # it prints the tracebacks of errors that it then raises
     printing: Any = torch._tensor_str
     text = printing._str
