@@ -80,7 +80,8 @@ def export_snapshot(trace: Trace, file: BinaryIO) -> None:
     del stacks, is_made
     notes, note_of = describe_allocations(trace, issued)
     segments, blocks = _end(done, stack_of, issued.device)
-    number = int(issued.device.rpartition(":")[2]) if ":" in issued.device else 0
+    place = issued.device.rpartition(":")[2]
+    number = int(place) if place.isdecimal() else 0  # damaged, it may be anything
     start_us: Floats = trace.columns(Ops, "start_us")["start_us"]
     history = History(
         actions=ACTIONS,
