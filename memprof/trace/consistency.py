@@ -197,6 +197,12 @@ class Checker:
         )
 
 
+def checked_with(kind: type[Table], name: str) -> set[str]:
+    """Returns the columns that are checked against one, itself included."""
+    pairs = [(low, high) for low, high, _ in _ORDERED.get(kind, ()) if name in (low, high)]
+    return {name}.union(*pairs)
+
+
 def check_tables(tables: Mapping[type[Table], Table]) -> None:
     """Checks the tables of one process that were built in memory, except their texts.
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from memprof.trace.files.columns import CorruptTableError, decode_table
+from memprof.trace.files.columns import CorruptTableError
 from memprof.trace.files.packing import pack_table
 from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Column, Memory, Ops, Stacks, Steps, Table
-from tests.building import assert_tables_equal
+from tests.building import assert_tables_equal, read_table
 
 
 def random_column(column: Column, rows: int) -> st.SearchStrategy[np.ndarray]:
@@ -47,8 +47,8 @@ def tables(draw: st.DrawFn) -> Table:
 @given(tables())
 def test_any_table_comes_back_as_it_was(table: Table) -> None:
     """Writing and reading a table gives the same columns, types and missing values, plain and coded."""
-    assert_tables_equal(table, decode_table(type(table), encode_table(table)))
-    assert_tables_equal(table, decode_table(type(table), pack_table(table, {})))
+    assert_tables_equal(table, read_table(type(table), encode_table(table)))
+    assert_tables_equal(table, read_table(type(table), pack_table(table, {})))
 
 
 def test_missing_values_are_null_in_the_file() -> None:
@@ -61,7 +61,7 @@ def test_missing_values_are_null_in_the_file() -> None:
 def test_durations_keep_a_thousandth_of_a_microsecond() -> None:
     """Times are rounded by less than 0.0005 us."""
     times = np.array([0.1, 123.456789, 98765.4321, 1.7952576e15 + 0.25])
-    read = decode_table(Steps, encode_table(Steps.of(step=range(4), duration_us=times)))
+    read = read_table(Steps, encode_table(Steps.of(step=range(4), duration_us=times)))
     assert np.abs(read.duration_us - times).max() < 0.0005
     assert read.duration_us[3] == times[3]
 
@@ -75,7 +75,7 @@ def test_same_table_gives_same_bytes() -> None:
 def test_file_names_that_are_no_utf8_are_kept_readable() -> None:
     """A file name that is not valid UTF-8 is written in stacks with the invalid bytes escaped."""
     stacks = Stacks.of(stack_id=[0, 1], frames=["caf\udce9.py:1:main", "b.py:2:g"])
-    assert decode_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
+    assert read_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
 
 
 def as_parquet(**columns: Any) -> bytes:
@@ -86,7 +86,7 @@ def as_parquet(**columns: Any) -> bytes:
 
 def test_columns_of_other_versions() -> None:
     """A column this version does not know is left out; one the file lacks has its missing value."""
-    memory = decode_table(Memory, as_parquet(op_id=[0, 1], allocated_bytes=[5, 6], colour=["red", "blue"]))
+    memory = read_table(Memory, as_parquet(op_id=[0, 1], allocated_bytes=[5, 6], colour=["red", "blue"]))
     assert memory.allocated_bytes.tolist() == [5, 6]
     assert memory.device.tolist() == ["", ""]
     assert memory.reserved_bytes.tolist() == [NONE, NONE]
@@ -96,7 +96,7 @@ def test_columns_of_other_versions() -> None:
 
 def test_a_table_of_unknown_columns_keeps_its_rows() -> None:
     """A file with none of the table's columns still has as many rows."""
-    assert decode_table(Stacks, as_parquet(colour=["red", "blue"])).stack_id.tolist() == [NONE, NONE]
+    assert read_table(Stacks, as_parquet(colour=["red", "blue"])).stack_id.tolist() == [NONE, NONE]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_table_of_unknown_columns_keeps_its_rows() -> None:
 def test_columns_of_another_type_are_refused(columns: dict[str, object]) -> None:
     """A column that holds something else than the schema says is an error, never a guess."""
     with pytest.raises(CorruptTableError, match="its table 'memory' cannot be read"):
-        decode_table(Memory, as_parquet(**columns))
+        read_table(Memory, as_parquet(**columns))
 
 
 def test_claims_beyond_the_limit_are_refused_before_reading() -> None:
@@ -120,7 +120,7 @@ def test_claims_beyond_the_limit_are_refused_before_reading() -> None:
     bomb = encode_table(Stacks.of(stack_id=np.zeros(100_000, dtype=np.int64)))
     assert len(bomb) < 2000
     with pytest.raises(CorruptTableError, match="it claims 100000 rows"):
-        decode_table(Stacks, bomb, limit_bytes=1_000_000)
+        read_table(Stacks, bomb, limit_bytes=1_000_000)
 
 
 def test_page_checksums_are_verified() -> None:
@@ -130,7 +130,7 @@ def test_page_checksums_are_verified() -> None:
     for place in range(50, 1500, 10):
         data[place] ^= 1
         try:
-            decode_table(Memory, bytes(data))
+            read_table(Memory, bytes(data))
         except CorruptTableError:
             changed += 1
         data[place] ^= 1

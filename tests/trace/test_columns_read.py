@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memprof.errors import BadInputError
 from memprof.trace.files.coded import Coded
-from memprof.trace.files.columns import CorruptTableError, decode_columns
+from memprof.trace.files.columns import CorruptTableError, StoredTable
 from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Ops, Segments, Storages, Table
 from memprof.trace.store import Trace
@@ -58,7 +58,7 @@ def test_missing_ids_and_texts(small_file: Path) -> None:
 def test_a_column_an_older_file_lacks_is_missing_everywhere() -> None:
     """As in the whole table."""
     data = encode_table(Storages.of(storage_id=[0, 1], category=["input", "input"]))
-    read = decode_columns(Ops, data, ["op_id", "name"])
+    read = StoredTable(Ops, data).read(["op_id", "name"])
     assert read["op_id"].tolist() == [NONE, NONE]
     assert read["name"][:].tolist() == ["", ""]
 
@@ -78,7 +78,7 @@ def test_damage_is_told(small_file: Path) -> None:
 def test_any_bytes_are_a_table_or_a_sentence(data: bytes) -> None:
     """Bytes that are not Parquet are refused, without an internal error."""
     with pytest.raises(CorruptTableError):
-        decode_columns(Ops, data, ["name", "step"])
+        StoredTable(Ops, data).read(["name", "step"])
 
 
 @given(texts=st.lists(st.sampled_from(["", "a", "b", "<i>", "\u202e"]), max_size=50))

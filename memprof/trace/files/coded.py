@@ -65,7 +65,8 @@ class Coded:
 @kept
 def coded_column(table: Table, name: str) -> Coded:
     """Returns a column of texts of a table, encoded once."""
-    return Coded.of(getattr(table, name))
+    known = table.part.read(name) if table.part and table.part.is_whole else None
+    return known if isinstance(known, Coded) else Coded.of(getattr(table, name))
 
 
 @dataclass(frozen=True)
