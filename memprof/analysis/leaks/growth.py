@@ -12,6 +12,7 @@ import numpy as np
 from memprof.analysis.report.sources import find_sources
 from memprof.errors import UsageError
 from memprof.trace.cut import cuttable_steps
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, NOT_RECORDED, Ints, Ops, Stacks, StepPeaks, Steps, Storages
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -121,7 +122,7 @@ def find_step_ends(trace: Trace) -> StepEnds | None:
     if not len(rows):
         return None
     numbers = steps.step[rows]
-    gaps = ops.op_id[ops.name == NOT_RECORDED]
+    gaps = ops.op_id[coded_column(ops, "name").is_any(NOT_RECORDED)]
     if len(gaps):  # storages that span a gap are two: only what was recorded before it counts
         rows = rows[steps.last_op_id[rows] < gaps[0]]
         storages = storages.replace(freed_op_id=np.where(storages.freed_op_id >= gaps[0], NONE, storages.freed_op_id))

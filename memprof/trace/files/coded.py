@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memprof.trace.files.reading import parse_json
 from memprof.trace.kept import kept
-from memprof.trace.schema import Ints, Memory, Ops, Table, Texts
+from memprof.trace.schema import Bools, Ints, Memory, Ops, Table, Texts
 
 #: Key of the codings in the metadata of a Parquet file.
 KEY = "memprof"
@@ -54,6 +54,11 @@ class Coded:
         distinct: Texts = np.empty(len(known), dtype=object)
         distinct[:] = list(known)
         return Coded(codes, distinct)
+
+    def is_any(self, *texts: str) -> Bools:
+        """Returns which rows hold one of some texts."""
+        wanted = np.isin(self.distinct, texts)
+        return wanted[self.codes] if wanted.any() else np.zeros(len(self), dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.codes)
