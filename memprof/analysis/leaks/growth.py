@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -89,17 +90,20 @@ class StepEnds:
     storages: Storages
 
     @cached_property
-    def born(self) -> Ints:
+    def born(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Place of the step that made each storage, from 0; -1 before the steps, and their number behind them."""
         created = self.storages.created_op_id
-        places = np.searchsorted(self.first_op, created, side="right") - 1
-        return np.where(created > self.last_op[-1], len(self.steps), places)
+        places = np.searchsorted(self.first_op, created, side="right").astype(np.int32) - 1
+        places[created > self.last_op[-1]] = len(self.steps)
+        return places
 
     @cached_property
-    def gone(self) -> Ints:
+    def gone(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Place of the first step at whose end each storage is no longer alive; their number if it still is."""
         freed = self.storages.freed_op_id
-        return np.where(freed == NONE, len(self.steps), np.searchsorted(self.last_op, freed, side="left"))
+        places = np.searchsorted(self.last_op, freed, side="left").astype(np.int32)
+        places[freed == NONE] = len(self.steps)
+        return places
 
     def alive_bytes(self, *, is_older: bool = False) -> Ints:
         """Returns the bytes alive at the end of each step, of all storages or those older than it, shape ``(steps,)``.

@@ -43,7 +43,7 @@ class Coded:
         distinct: The distinct texts, including "" for missing ones.
     """
 
-    codes: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.integer[Any]]
     distinct: Texts
 
     @staticmethod
@@ -54,6 +54,10 @@ class Coded:
         distinct: Texts = np.empty(len(known), dtype=object)
         distinct[:] = list(known)
         return Coded(codes, distinct)
+
+    def narrow(self) -> Coded:
+        """Returns the column with codes of the fewest bytes, which are unsigned."""
+        return Coded(self.codes.astype(np.min_scalar_type(len(self.distinct))), self.distinct)
 
     def is_any(self, *texts: str) -> Bools:
         """Returns which rows hold one of some texts."""

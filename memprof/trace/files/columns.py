@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,8 +108,12 @@ class StoredTable:
                 page_checksum_verification=True,
             )
 
-    def read(self, names: Collection[str]) -> dict[str, Any]:
+    def read(self, names: Collection[str], known: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Reads some columns.
+
+        Args:
+            names: Their names.
+            known: Columns that were read before; those that equal one share its memory.
 
         Returns:
             The columns by name: numbers as numpy arrays, texts as ``Coded``.
@@ -117,7 +122,7 @@ class StoredTable:
             CorruptTableError: They are damaged, have the wrong types for the table, or claim more than the limit.
         """
         with self._reading():
-            columns = self._columns([column for column in self._kind.columns() if column.name in names])
+            columns = self._columns([column for column in self._kind.columns() if column.name in names], known)
             self._check(columns)
             return columns
 
@@ -147,15 +152,21 @@ class StoredTable:
         finally:
             pa.default_memory_pool().release_unused()  # Arrow would keep the buffers it read the columns into
 
-    def _columns(self, columns: Sequence[Column]) -> dict[str, Any]:
+    def _columns(self, columns: Sequence[Column], known: Mapping[str, Any]) -> dict[str, Any]:
         self._check_limit(len(columns))
         codings, rows = self._codings, self.rows
-        stored = dict.fromkeys(name for column in columns for name in codings.stored_names(column.name))
+        kinds = {column.name: column.kind for column in self._kind.columns()}
+        sources = {column.name: codings.source(column.name) for column in columns}
+        read_before = {(codings.source(name), kinds[name]): values for name, values in known.items()}
+        same = {
+            name: read_before[one, kinds[name]] for name, one in sources.items() if (one, kinds[name]) in read_before
+        }
+        stored = dict.fromkeys(part for name in sources if name not in same for part in codings.stored_names(name))
         read = self._file.read(columns=list(stored))
         if read.num_columns and read.num_rows != rows:
             raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
-        sources = {column.name: source for column in columns if "." in (source := codings.source(column.name))}
-        moved = self._elsewhere(sources) if sources else {}
+        elsewhere = {name: one for name, one in sources.items() if "." in one}
+        moved = self._elsewhere(elsewhere) if elsewhere else {}
         result = {}
         for column in columns:
             name = column.name
@@ -163,6 +174,8 @@ class StoredTable:
                 result[name] = moved[name]
             elif name in codings.same and (column.kind == "text" or codings.source(name) not in codings.stored):
                 raise ValueError(f"column {name!r} cannot equal {codings.source(name)!r:.60}")
+            elif name in same:
+                result[name] = same[name]
             elif column.kind == "text":
                 if name in codings.stored:
                     result[name] = _coded(column, read.column(name))
@@ -197,7 +210,8 @@ def decode_table(
     def read(name: str) -> Any:
         if name not in known:
             with sentences():
-                known.update(stored.read(together(name)))
+                found = stored.read(together(name), known)
+            known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
         return known[name]
 
     names = [column.name for column in kind.columns()]
