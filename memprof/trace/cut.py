@@ -142,7 +142,9 @@ class StepCuts:
     def _trained(self) -> tuple[int, ...]:
         """Modules whose parameters had gradients."""
         storages = self._trace.table(Storages)
-        trained = storages.module_id[coded_column(storages, "category").is_any("gradient") & (storages.module_id != NONE)]
+        trained = storages.module_id[
+            coded_column(storages, "category").is_any("gradient") & (storages.module_id != NONE)
+        ]
         return tuple(np.unique(trained).tolist())
 
 

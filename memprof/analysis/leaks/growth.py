@@ -36,6 +36,10 @@ LEAST_LEAK_BYTES = 1024
 _NOTICED = 0.005
 
 
+#: Places of steps, from 0.
+Places = np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
+
+
 @dataclass(frozen=True)
 class Growth:
     """How live memory changes over steps.
@@ -90,7 +94,7 @@ class StepEnds:
     storages: Storages
 
     @cached_property
-    def born(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def born(self) -> Places:
         """Place of the step that made each storage, from 0; -1 before the steps, and their number behind them."""
         created = self.storages.created_op_id
         places = np.searchsorted(self.first_op, created, side="right").astype(np.int32) - 1
@@ -98,7 +102,7 @@ class StepEnds:
         return places
 
     @cached_property
-    def gone(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def gone(self) -> Places:
         """Place of the first step at whose end each storage is no longer alive; their number if it still is."""
         freed = self.storages.freed_op_id
         places = np.searchsorted(self.last_op, freed, side="left").astype(np.int32)

@@ -12,6 +12,7 @@ from memprof.analysis.leaks.growth import (
     LEAST_LEAK_BYTES,
     LEAST_STEPS,
     Growth,
+    Places,
     StepEnds,
     describe_growth,
     find_step_ends,
@@ -222,7 +223,7 @@ def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int,
     return None if every == 0 else (chain[-1], every or 0, rise // every if every else 0)
 
 
-def _by(places: Ints, rows: list[int]) -> list[list[int]]:
+def _by(places: Places, rows: list[int]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for row in sorted(rows, key=lambda row: int(places[row])):
         groups.setdefault(int(places[row]), []).append(row)
