@@ -108,7 +108,7 @@ _MOST_US = 1e18
 _MOST_TEXT = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: Python notes the traceback in it
 class InvariantError(Exception):
     """A row of a table violates an invariant of recordings.
 

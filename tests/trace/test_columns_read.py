@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError
+from memprof.trace.files import columns
 from memprof.trace.files.coded import Coded
 from memprof.trace.files.columns import CorruptTableError, StoredTable
+from memprof.trace.files.packing import restored
 from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Ops, Segments, Storages, Table
-from memprof.trace.store import Trace
-from tests.building import Tables
+from memprof.trace.store import Trace, write_trace
+from tests.building import Tables, assert_tables_equal
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 
@@ -31,6 +33,52 @@ def test_columns_are_the_tables(kind: type[Table]) -> None:
         assert len(values) == len(whole)
         np.testing.assert_array_equal(values[:] if column.kind == "text" else values, whole)
         assert isinstance(values, Coded) == (column.kind == "text")
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.table_name)
+def test_large_tables_are_read_on_first_use(kind: type[Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in part, and in part of a part, with a column replaced: as tables that are read at once."""
+    whole = Trace.open(SAMPLE).table(kind)
+    monkeypatch.setattr(columns, "AT_ONCE", -1)
+    read: list[str] = []
+    monkeypatch.setattr(columns, "restored", lambda column, *more: read.append(column.name) or restored(column, *more))
+    large = Trace.open(SAMPLE).table(kind)
+    assert not read
+    assert len(large) == len(whole)
+    first = kind.columns()[0].name
+    changed = {first: getattr(whole, first)[::-1]}
+    some, is_some = np.arange(len(whole))[1::2], np.arange(len(whole)) % 3 == 0
+    for rows in (some, some.tolist(), is_some, slice(1, -1), slice(None, None, 2)):
+        part, other = large.take(rows), whole.take(rows)
+        assert len(part) == len(other)
+        assert_tables_equal(other, part)
+        assert_tables_equal(other.take(slice(1, 9)), part.take(slice(1, 9)))
+        assert_tables_equal(whole.replace(**changed).take(rows), large.replace(**changed).take(rows))
+    assert_tables_equal(whole, large)
+
+
+def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that is checked against another is read with it."""
+    monkeypatch.setattr(columns, "AT_ONCE", -1)
+    read: list[str] = []
+    monkeypatch.setattr(columns, "restored", lambda column, *more: read.append(column.name) or restored(column, *more))
+    storages = Trace.open(SAMPLE).table(Storages)
+    assert len(storages.take([0, 1]).created_op_id) == 2
+    assert read == ["created_op_id", "freed_op_id"]
+
+
+def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file, as that of a small table does."""
+    container = Trace.open(small_file)
+    storages = container.table(Storages)
+    damaged = storages.replace(freed_op_id=np.where(storages.created_op_id > 1, 0, storages.freed_op_id))
+    tables = {kind: container.table(kind) for kind in TABLES} | {Storages: damaged}
+    write_trace(small_file, [(container.manifest, tables)])
+    monkeypatch.setattr(columns, "AT_ONCE", -1)
+    table = Trace.open(small_file).table(Storages)
+    assert len(table.allocated_bytes) == len(storages)
+    with pytest.raises(BadInputError, match=r"run\.memprof is damaged.*is freed before it is made"):
+        _ = table.created_op_id
 
 
 def test_columns_of_a_trace_in_memory(small_tables: Tables) -> None:
