@@ -18,7 +18,7 @@ from tests.synthetic import write_synthetic
 
 #: Allocations and frees of the recordings.
 _EVENTS = (100_000, 1_000_000, 10_000_000)
-#: Largest exponent of growth, from the processor time beyond that of the smallest recording.
+#: Largest exponent of growth of the processor time, without imports, from the second largest recording to the largest.
 _MOST = 1.1
 #: What is loaded for every recording alike, and is not timed.
 _BEFORE = "from memprof.cli.main import main\nmain(['report', 'warm.memprof'])"
