@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from memprof.trace.files.columns import StoredTable, decode_table
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import (
     NONE,
@@ -26,6 +27,8 @@ from memprof.trace.schema import (
 )
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
+
+Read = TypeVar("Read", bound=Table)
 
 Tables = dict[type[Table], Table]
 
@@ -183,6 +186,11 @@ def make_tables(
         Memory: _table(Memory, rows.memory),
         AllocatorEvents: _table(AllocatorEvents, rows.events),
     }
+
+
+def read_table(kind: type[Read], data: bytes, **options: Any) -> Read:
+    """Returns the table in Parquet bytes."""
+    return decode_table(kind, StoredTable(kind, data, **options))
 
 
 def assert_tables_equal(one: Table, other: Table) -> None:

@@ -182,4 +182,4 @@ class Rank:
     def _texts(self, kind: type[Table], name: str) -> Coded:
         """Reads a column of texts; its codes are as narrow as their number allows."""
         texts: Coded = self.trace.columns(kind, name)[name]
-        return Coded(texts.codes.astype(np.min_scalar_type(len(texts.distinct))), texts.distinct)
+        return texts.narrow()

@@ -58,6 +58,7 @@ BENCHMARKS = {
     "diff_speed": "starting",
     "import_speed": "large",
     "large_recording": "large",
+    "verb_growth": "verb_growth",
     "allocator_replay": "allocator",
     "static_planning": "allocator",
     "hard_placements": "allocator",

@@ -108,7 +108,7 @@ _MOST_US = 1e18
 _MOST_TEXT = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: Python notes the traceback in it
 class InvariantError(Exception):
     """A row of a table violates an invariant of recordings.
 
@@ -195,6 +195,12 @@ class Checker:
         _require(
             kind, holds, lambda row: f"{name} is missing" if ids[row] == NONE else f"{name} {ids[row]} does not exist"
         )
+
+
+def checked_with(kind: type[Table], name: str) -> set[str]:
+    """Returns the columns that are checked against one, itself included."""
+    pairs = [(low, high) for low, high, _ in _ORDERED.get(kind, ()) if name in (low, high)]
+    return {name}.union(*pairs)
 
 
 def check_tables(tables: Mapping[type[Table], Table]) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from memprof.errors import UsageError
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import (
     NONE,
     Bools,
@@ -116,16 +117,23 @@ class StepCuts:
         """Returns the rows of the storages that are alive during a step, in the order of their creation."""
         order, created, outliving = self._lives
         freed = self._trace.table(Storages).freed_op_id
-        before = order[outliving[: int(np.searchsorted(created[outliving], first))]]
         low, high = np.searchsorted(created, [first, last + 1])
-        return np.concatenate([before[(freed[before] == NONE) | (freed[before] >= first)], order[low:high]])
+        before, made = outliving[: int(np.searchsorted(created[outliving], first))], np.arange(low, high)
+        if order is not None:
+            before, made = order[before], order[made]
+        return np.concatenate([before[(freed[before] == NONE) | (freed[before] >= first)], made])
 
     @cached_property
-    def _lives(self) -> tuple[Ints, Ints, Ints]:
-        """Rows of the storages in the order of their creation, when each is created, and which outlive their step."""
+    def _lives(self) -> tuple[Ints | None, Ints, Ints]:
+        """Rows of the storages in the order of their creation, when each is created, and which outlive their step.
+
+        Rows are None where that is the order of the table, as in most recordings.
+        """
         storages, steps = self._trace.table(Storages), self._trace.table(Steps)
-        order = np.lexsort((storages.storage_id, storages.created_op_id))
-        created, freed = storages.created_op_id[order], storages.freed_op_id[order]
+        order, created, freed = None, storages.created_op_id, storages.freed_op_id
+        if (created[1:] < created[:-1]).any() or (storages.storage_id[1:] < storages.storage_id[:-1]).any():
+            order = np.lexsort((storages.storage_id, created))
+            created, freed = created[order], freed[order]
         starts = np.append(np.sort(steps.first_op_id[steps.first_op_id != NONE]), np.iinfo(np.int64).max)
         next_start = starts[np.searchsorted(starts[:-1], created, side="right")]
         return order, created, np.flatnonzero((freed == NONE) | (freed >= next_start))
@@ -134,8 +142,9 @@ class StepCuts:
     def _trained(self) -> tuple[int, ...]:
         """Modules whose parameters had gradients."""
         storages = self._trace.table(Storages)
-        of_modules = np.flatnonzero(storages.module_id != NONE)
-        trained = storages.module_id[of_modules[storages.category[of_modules] == "gradient"]]
+        trained = storages.module_id[
+            coded_column(storages, "category").is_any("gradient") & (storages.module_id != NONE)
+        ]
         return tuple(np.unique(trained).tolist())
 
 

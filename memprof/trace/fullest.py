@@ -8,20 +8,26 @@ import numpy as np
 
 from memprof.phases import TRAINING
 from memprof.trace.cut import cuttable_steps, rows_between
+from memprof.trace.files.coded import coded_column
+from memprof.trace.kept import kept
 from memprof.trace.schema import NONE, NOT_RECORDED, Bools, Ints, Ops, Steps, Storages
 from memprof.trace.step import sum_at
 
 
-def peak_bytes_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, int]:
-    """Returns the peak allocated bytes of each step that can be cut out, by step number, in step order.
+@kept
+def peaks_by_step(steps: Steps, ops: Ops, storages: Storages) -> dict[int, tuple[int, int]]:
+    """Returns the peak of each step that can be cut out, by step number, in step order: its bytes, and its operator.
 
-    The values equal those of ``replay.live.live_bytes`` on each step, without cutting it out.
+    The values equal those of ``replay.live.live_bytes`` on each step, without cutting it out; operators are the first
+    rows of ``ops`` with them.
     """
-    during = live_during(ops, storages) + ops.workspace_bytes
+    during = live_during(ops, storages)
+    during += ops.workspace_bytes
     peaks = {}
     for row in np.flatnonzero(cuttable_steps(steps))[np.argsort(steps.step[cuttable_steps(steps)], kind="stable")]:
         inside = rows_between(ops, steps.first_op_id[row], steps.last_op_id[row])
-        peaks[int(steps.step[row])] = int(during[inside].max(initial=0))
+        highest = inside.start + int(np.argmax(during[inside])) if inside.start < inside.stop else NONE
+        peaks[int(steps.step[row])] = max(int(during[highest]), 0) if highest != NONE else 0, highest
     return peaks
 
 
@@ -31,11 +37,12 @@ def live_during(ops: Ops, storages: Storages) -> Ints:
     Returns:
         The bytes, shape ``(ops,)``.
     """
-    born, freed = rows_of_ops(ops, storages.created_op_id), rows_of_ops(ops, storages.freed_op_id)
-    sizes = storages.allocated_bytes
-    taken = np.cumsum(sum_at(born, sizes, len(ops))) + sizes[born == NONE].sum()
-    given_back = sum_at(freed, sizes, len(ops))
-    during: Ints = taken - (np.cumsum(given_back) - given_back)
+    born, sizes = rows_of_ops(ops, storages.created_op_id), storages.allocated_bytes
+    changes = sum_at(born, sizes, len(ops))
+    freed = sum_at(rows_of_ops(ops, storages.freed_op_id), sizes, len(ops))
+    changes[1:] -= freed[:-1]
+    during: Ints = np.cumsum(changes, out=changes)
+    during += sizes[born == NONE].sum()
     return during
 
 
@@ -57,7 +64,7 @@ def find_fullest_step(steps: Steps, ops: Ops, storages: Storages, *, is_whole: b
     steady = find_steady_step(steps, ops)
     if steady is None:
         return None
-    peaks = peak_bytes_by_step(steps, ops, storages)
+    peaks = {number: size for number, (size, _) in peaks_by_step(steps, ops, storages).items()}
     numbers = comparable_steps(steps, ops, steady)
     if is_whole:
         whole = set(steps.step[steps.is_complete].tolist())
@@ -84,7 +91,7 @@ def comparable_steps(steps: Steps, ops: Ops, steady: int) -> list[int]:
 
 def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
     """Returns which steps run operators of any of some phases, shape ``(steps,)``."""
-    training = ops.op_id[np.isin(ops.phase, phases)]
+    training = ops.op_id[coded_column(ops, "phase").is_any(*phases)]
     found: Bools = np.searchsorted(training, steps.first_op_id) < np.searchsorted(
         training, steps.last_op_id, side="right"
     )
@@ -93,9 +100,12 @@ def _runs(steps: Steps, ops: Ops, phases: tuple[str, ...]) -> Bools:
 
 def rows_of_ops(ops: Ops, ids: Ints) -> Ints:
     """Returns the row of each operator; NONE where there is none."""
+    if len(ops) and ops.op_id[0] == 0 and ops.op_id[-1] == len(ops) - 1:
+        return ids  # ids are distinct and in order: those of a file, which are its rows
     return np.where(ids == NONE, NONE, np.searchsorted(ops.op_id, ids))
 
 
+@kept
 def find_steady_step(steps: Steps, ops: Ops) -> int | None:
     """Finds the last of the steps with the most common operator sequence.
 
@@ -116,15 +126,14 @@ def find_steady_step(steps: Steps, ops: Ops) -> int | None:
 
 def _of_window(steps: Steps, rows: Ints, ops: Ops) -> Ints:
     """Returns the rows before the first gap, or all of them if there are none."""
-    gaps = ops.op_id[ops.name == NOT_RECORDED]
+    gaps = ops.op_id[coded_column(ops, "name").is_any(NOT_RECORDED)]
     before = rows[steps.first_op_id[rows] < gaps.min(initial=np.iinfo(np.int64).max)]
     return before if len(before) else rows
 
 
 def _last_of_most(steps: Steps, rows: Ints, ops: Ops) -> int:
     """Returns the last of the rows with the most frequent sequence of operator names; the later on a tie."""
-    codes: dict[str, int] = {}
-    names = np.array([codes.setdefault(name, len(codes)) for name in ops.name.tolist()], dtype=np.int64)
+    names = coded_column(ops, "name").codes
     sequences = {
         int(row): names[rows_between(ops, steps.first_op_id[row], steps.last_op_id[row])].tobytes()
         for row in rows[np.argsort(steps.step[rows])]

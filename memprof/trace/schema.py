@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -149,9 +149,42 @@ def _phase(meaning: str) -> Any:
     return _column("text", meaning, PHASES, is_open=True)
 
 
+@dataclass(frozen=True)
+class StoredPart:
+    """Rows of a table whose columns are read on first use: the verbs read few columns of large recordings.
+
+    Attributes:
+        read: Returns a whole stored column by its name, as an array or what indexes to one.
+        rows: Number of rows.
+        chosen: Which of the stored rows.
+        given: Columns that are not stored.
+    """
+
+    read: Callable[[str], Any]
+    rows: int
+    chosen: Any = ...
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole table, as it is stored."""
+        return self.chosen is ... and not self.given
+
+    def column(self, name: str) -> Any:
+        """Returns the values of a column."""
+        return self.given[name] if name in self.given else self.read(name)[self.chosen]
+
+    def take(self, rows: Any) -> StoredPart:
+        """Returns some of its rows; reads nothing."""
+        chosen = np.arange(*rows.indices(self.rows)) if isinstance(rows, slice) else np.asarray(rows)
+        chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64, copy=False)
+        given = {name: values[chosen] for name, values in self.given.items()}
+        return StoredPart(self.read, len(chosen), chosen if self.chosen is ... else self.chosen[chosen], given)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Equally long numpy columns; the base of every table."""
+    """Equally long numpy columns; the base of every table. Those of a file are converted, or read, on first use."""
 
     table_name: ClassVar[str] = ""
 
@@ -188,6 +221,27 @@ class Table:
         return cls(**built)
 
     @classmethod
+    def stored(cls, part: StoredPart) -> Self:
+        """Builds a table of stored columns."""
+        table = object.__new__(cls)
+        table.__dict__["_part"] = part
+        return table
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            part = self.__dict__.get("_part")
+            if part is None or name not in type(self).__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            values = self.__dict__[name] = part.column(name)
+            return values
+
+    @property
+    def part(self) -> StoredPart | None:
+        """What it consists of, if its columns are stored."""
+        return self.__dict__.get("_part")
+
+    @classmethod
     def empty(cls) -> Self:
         """Builds the table without rows."""
         return cls.of()
@@ -201,14 +255,18 @@ class Table:
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     def __len__(self) -> int:
-        return len(getattr(self, dataclasses.fields(self)[0].name))
+        return self.part.rows if self.part else len(getattr(self, dataclasses.fields(self)[0].name))
 
     def take(self, rows: Any) -> Self:
         """Returns the table with only the given rows (indices, a mask, or a slice)."""
+        if self.part:
+            return self.stored(self.part.take(rows))
         return type(self)(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
 
     def replace(self, **columns: Any) -> Self:
         """Returns the table with some columns replaced."""
+        if self.part:
+            return self.stored(dataclasses.replace(self.part, given={**self.part.given, **columns}))
         return dataclasses.replace(self, **columns)
 
 

@@ -208,11 +208,10 @@ def sum_at(op_ids: Ints, values: Ints, ops: int) -> Ints:
     Returns:
         The sums, shape ``(ops,)``.
     """
-    sums = np.zeros(ops, dtype=np.int64)
-    known = op_ids != NONE
+    sums = np.zeros(ops + 1, dtype=np.int64)  # NONE, -1, indexes the last entry
     # Not numpy.bincount: its weights are floats, which lose bytes above 2**53.
-    np.add.at(sums, op_ids[known], values[known])
-    return sums
+    np.add.at(sums, op_ids, values)
+    return sums[:-1]
 
 
 def rows_of(column: Ints, ids: Ints) -> tuple[Ints, Ints]:

@@ -17,7 +17,7 @@ from memprof.trace.files.archive import unreadable
 from memprof.trace.files.container import MemoryRank, write_trace
 from memprof.trace.files.reading import located, refuse_special
 from memprof.trace.files.recording_files import read_files
-from memprof.trace.fullest import comparable_steps, find_fullest_step, find_steady_step, peak_bytes_by_step
+from memprof.trace.fullest import comparable_steps, find_fullest_step, find_steady_step, peaks_by_step
 from memprof.trace.manifest import Manifest
 from memprof.trace.rank_summary import join_summaries, summarise_rank
 from memprof.trace.schema import NONE, Ints, Ops, Steps, Storages, Table
@@ -257,8 +257,12 @@ class Trace:
         steady = find_steady_step(steps, ops)
         if steady is None:
             return {}
-        peaks = peak_bytes_by_step(steps, ops, self.table(Storages))
-        return {number: peaks[number] for number in comparable_steps(steps, ops, steady)}
+        peaks = self.peaks()
+        return {number: peaks[number][0] for number in comparable_steps(steps, ops, steady)}
+
+    def peaks(self) -> dict[int, tuple[int, int]]:
+        """Returns the peak in bytes of every step with operators, by step number, and the row of its operator."""
+        return peaks_by_step(self.table(Steps), self.table(Ops), self.table(Storages))
 
     def earlier_stacks(self, step: Step) -> Ints:
         """Returns the allocation stacks of storages alive at a step's start, if allocated in an earlier recorded step.

@@ -21,12 +21,13 @@ import pytest
 from memprof.errors import BadInputError
 from memprof.trace.files import reading
 from memprof.trace.files.archive import write_archive
-from memprof.trace.files.columns import CorruptTableError, decode_table
+from memprof.trace.files.columns import CorruptTableError
 from memprof.trace.files.parquet import unpacked_bytes
 from memprof.trace.files.reading import parse_json, parse_toml, read_bytes, read_text
 from memprof.trace.importers.importing import import_file
 from memprof.trace.schema import Memory, Ops, Stacks, Table
 from memprof.trace.store import Trace
+from tests.building import read_table
 
 #: Most memory that a refusal may take, interpreter and libraries included.
 _MOST_BYTES = 1 << 30
@@ -111,7 +112,7 @@ def test_what_pages_unpack_to_is_read_off_the_pages() -> None:
     assert unpacked_bytes(data) >= 20 * 20_000_000
     assert total >= 20 * 20_000_000
     with pytest.raises(CorruptTableError, match="unpacks from"):
-        decode_table(Stacks, data)
+        read_table(Stacks, data)
 
 
 def test_rows_that_the_manifest_does_not_tell_are_not_read(tmp_path: Path) -> None:

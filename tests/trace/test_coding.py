@@ -17,11 +17,11 @@ from hypothesis.extra import numpy as arrays
 from memprof.errors import BadInputError
 from memprof.trace.files.archive import Archive, write_archive
 from memprof.trace.files.coded import differences, distances, from_distances
-from memprof.trace.files.columns import CorruptTableError, decode_columns, decode_table
+from memprof.trace.files.columns import CorruptTableError, StoredTable
 from memprof.trace.files.packing import pack_table
 from memprof.trace.schema import NONE, AllocatorEvents, Memory, Ops, Storages
 from memprof.trace.store import Trace
-from tests.building import assert_tables_equal
+from tests.building import assert_tables_equal, read_table
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "gpt" / "run.memprof"
 
@@ -73,7 +73,7 @@ def test_addresses_and_times_of_events_are_coded() -> None:
     data = pack_table(events, {})
     assert columns_in(data) == ["index:d", "time_us:td", "action", "address:n", "address:r"]
     assert len(data) < 5_000
-    assert_tables_equal(events, decode_table(AllocatorEvents, data))
+    assert_tables_equal(events, read_table(AllocatorEvents, data))
 
 
 def test_equal_columns_are_stored_once() -> None:
@@ -88,8 +88,8 @@ def test_equal_columns_are_stored_once() -> None:
         "requested_bytes",
         "freed_op_id:d",
     ] or "allocated_bytes" not in columns_in(data)
-    assert_tables_equal(storages, decode_table(Storages, data))
-    read = decode_columns(Storages, data, ["allocated_bytes"])["allocated_bytes"]
+    assert_tables_equal(storages, read_table(Storages, data))
+    read = StoredTable(Storages, data).read(["allocated_bytes"])["allocated_bytes"]
     np.testing.assert_array_equal(read, sizes)
 
 
@@ -102,7 +102,7 @@ def test_a_column_of_another_table_is_read_from_there(tmp_path: Path) -> None:
     data = pack_table(old_memory, {Ops: old_ops})
     assert not any(name.startswith("time_us") for name in columns_in(data))
     with pytest.raises(CorruptTableError, match="'time_us' is in another table"):
-        decode_table(Memory, data)
+        read_table(Memory, data)
 
     path.write_bytes(SAMPLE.read_bytes())
     archive = Archive.open(path)
@@ -161,4 +161,4 @@ def coded(metadata: Any, **columns: Any) -> bytes:
 def test_codings_that_make_no_sense_are_refused(metadata: Any, columns: dict[str, Any]) -> None:
     """What a file says about its columns is checked, and never trusted."""
     with pytest.raises(CorruptTableError, match="its table 'ops' cannot be read"):
-        decode_table(Ops, coded(metadata, op_id=[0, 1], **columns))
+        read_table(Ops, coded(metadata, op_id=[0, 1], **columns))

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from memprof.errors import BadInputError
+from memprof.trace.files import columns as stored_columns
 from memprof.trace.files.coded import Coded
-from memprof.trace.files.columns import CorruptTableError, decode_columns, decode_table
-from memprof.trace.files.packing import pack_table
+from memprof.trace.files.columns import CorruptTableError, StoredTable
+from memprof.trace.files.packing import pack_table, restored
 from memprof.trace.files.parquet import encode_table
 from memprof.trace.schema import NONE, TABLES, Column, Memory, Ops, Segments, Stacks, Steps, Storages, Table
-from memprof.trace.store import Trace
-from tests.building import Tables, assert_tables_equal
+from memprof.trace.store import Trace, write_trace
+from tests.building import Tables, assert_tables_equal, read_table
 
 
 def random_column(column: Column, rows: int) -> st.SearchStrategy[np.ndarray]:
@@ -52,8 +53,8 @@ def tables(draw: st.DrawFn) -> Table:
 @given(tables())
 def test_any_table_comes_back_as_it_was(table: Table) -> None:
     """Writing and reading a table gives the same columns, types and missing values, plain and coded."""
-    assert_tables_equal(table, decode_table(type(table), encode_table(table)))
-    assert_tables_equal(table, decode_table(type(table), pack_table(table, {})))
+    assert_tables_equal(table, read_table(type(table), encode_table(table)))
+    assert_tables_equal(table, read_table(type(table), pack_table(table, {})))
 
 
 def test_missing_values_are_null_in_the_file() -> None:
@@ -66,7 +67,7 @@ def test_missing_values_are_null_in_the_file() -> None:
 def test_durations_keep_a_thousandth_of_a_microsecond() -> None:
     """Times are rounded by less than 0.0005 us."""
     times = np.array([0.1, 123.456789, 98765.4321, 1.7952576e15 + 0.25])
-    read = decode_table(Steps, encode_table(Steps.of(step=range(4), duration_us=times)))
+    read = read_table(Steps, encode_table(Steps.of(step=range(4), duration_us=times)))
     assert np.abs(read.duration_us - times).max() < 0.0005
     assert read.duration_us[3] == times[3]
 
@@ -80,7 +81,7 @@ def test_same_table_gives_same_bytes() -> None:
 def test_file_names_that_are_no_utf8_are_kept_readable() -> None:
     """A file name that is not valid UTF-8 is written in stacks with the invalid bytes escaped."""
     stacks = Stacks.of(stack_id=[0, 1], frames=["caf\udce9.py:1:main", "b.py:2:g"])
-    assert decode_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
+    assert read_table(Stacks, encode_table(stacks)).frames.tolist() == ["caf\\udce9.py:1:main", "b.py:2:g"]
 
 
 def as_parquet(**columns: Any) -> bytes:
@@ -91,7 +92,7 @@ def as_parquet(**columns: Any) -> bytes:
 
 def test_columns_of_other_versions() -> None:
     """A column this version does not know is left out; one the file lacks has its missing value."""
-    memory = decode_table(Memory, as_parquet(op_id=[0, 1], allocated_bytes=[5, 6], colour=["red", "blue"]))
+    memory = read_table(Memory, as_parquet(op_id=[0, 1], allocated_bytes=[5, 6], colour=["red", "blue"]))
     assert memory.allocated_bytes.tolist() == [5, 6]
     assert memory.device.tolist() == ["", ""]
     assert memory.reserved_bytes.tolist() == [NONE, NONE]
@@ -101,7 +102,7 @@ def test_columns_of_other_versions() -> None:
 
 def test_a_table_of_unknown_columns_keeps_its_rows() -> None:
     """A file with none of the table's columns still has as many rows."""
-    assert decode_table(Stacks, as_parquet(colour=["red", "blue"])).stack_id.tolist() == [NONE, NONE]
+    assert read_table(Stacks, as_parquet(colour=["red", "blue"])).stack_id.tolist() == [NONE, NONE]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_table_of_unknown_columns_keeps_its_rows() -> None:
 def test_columns_of_another_type_are_refused(columns: dict[str, object]) -> None:
     """A column that holds something else than the schema says is an error, never a guess."""
     with pytest.raises(CorruptTableError, match="its table 'memory' cannot be read"):
-        decode_table(Memory, as_parquet(**columns))
+        read_table(Memory, as_parquet(**columns))
 
 
 def test_claims_beyond_the_limit_are_refused_before_reading() -> None:
@@ -125,7 +126,7 @@ def test_claims_beyond_the_limit_are_refused_before_reading() -> None:
     bomb = encode_table(Stacks.of(stack_id=np.zeros(100_000, dtype=np.int64)))
     assert len(bomb) < 2000
     with pytest.raises(CorruptTableError, match="it claims 100000 rows"):
-        decode_table(Stacks, bomb, limit_bytes=1_000_000)
+        read_table(Stacks, bomb, limit_bytes=1_000_000)
 
 
 def test_page_checksums_are_verified() -> None:
@@ -135,7 +136,7 @@ def test_page_checksums_are_verified() -> None:
     for place in range(50, 1500, 10):
         data[place] ^= 1
         try:
-            decode_table(Memory, bytes(data))
+            read_table(Memory, bytes(data))
         except CorruptTableError:
             changed += 1
         data[place] ^= 1
@@ -156,6 +157,56 @@ def test_columns_are_the_tables(kind: type[Table]) -> None:
         assert len(values) == len(whole)
         np.testing.assert_array_equal(values[:] if column.kind == "text" else values, whole)
         assert isinstance(values, Coded) == (column.kind == "text")
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.table_name)
+def test_large_tables_are_read_on_first_use(kind: type[Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in part, and in part of a part, with a column replaced: as tables that are read at once."""
+    whole = Trace.open(SAMPLE).table(kind)
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    read: list[str] = []
+    monkeypatch.setattr(
+        stored_columns, "restored", lambda column, *more: read.append(column.name) or restored(column, *more)
+    )
+    large = Trace.open(SAMPLE).table(kind)
+    assert not read
+    assert len(large) == len(whole)
+    first = kind.columns()[0].name
+    changed = {first: getattr(whole, first)[::-1]}
+    some, is_some = np.arange(len(whole))[1::2], np.arange(len(whole)) % 3 == 0
+    for rows in (some, some.tolist(), is_some, slice(1, -1), slice(None, None, 2)):
+        part, other = large.take(rows), whole.take(rows)
+        assert len(part) == len(other)
+        assert_tables_equal(other, part)
+        assert_tables_equal(other.take(slice(1, 9)), part.take(slice(1, 9)))
+        assert_tables_equal(whole.replace(**changed).take(rows), large.replace(**changed).take(rows))
+    assert_tables_equal(whole, large)
+
+
+def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that is checked against another is read with it."""
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    read: list[str] = []
+    monkeypatch.setattr(
+        stored_columns, "restored", lambda column, *more: read.append(column.name) or restored(column, *more)
+    )
+    storages = Trace.open(SAMPLE).table(Storages)
+    assert len(storages.take([0, 1]).created_op_id) == 2
+    assert read == ["created_op_id", "freed_op_id"]
+
+
+def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file, as that of a small table does."""
+    container = Trace.open(small_file)
+    storages = container.table(Storages)
+    damaged = storages.replace(freed_op_id=np.where(storages.created_op_id > 1, 0, storages.freed_op_id))
+    tables = {kind: container.table(kind) for kind in TABLES} | {Storages: damaged}
+    write_trace(small_file, [(container.manifest, tables)])
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    table = Trace.open(small_file).table(Storages)
+    assert len(table.allocated_bytes) == len(storages)
+    with pytest.raises(BadInputError, match=r"run\.memprof is damaged.*is freed before it is made"):
+        _ = table.created_op_id
 
 
 def test_columns_of_a_trace_in_memory(small_tables: Tables) -> None:
@@ -183,7 +234,7 @@ def test_missing_ids_and_texts(small_file: Path) -> None:
 def test_a_column_an_older_file_lacks_is_missing_everywhere() -> None:
     """As in the whole table."""
     data = encode_table(Storages.of(storage_id=[0, 1], category=["input", "input"]))
-    read = decode_columns(Ops, data, ["op_id", "name"])
+    read = StoredTable(Ops, data).read(["op_id", "name"])
     assert read["op_id"].tolist() == [NONE, NONE]
     assert read["name"][:].tolist() == ["", ""]
 
@@ -203,7 +254,7 @@ def test_damage_is_told(small_file: Path) -> None:
 def test_any_bytes_are_a_table_or_a_sentence(data: bytes) -> None:
     """Bytes that are not Parquet are refused, without an internal error."""
     with pytest.raises(CorruptTableError):
-        decode_columns(Ops, data, ["name", "step"])
+        StoredTable(Ops, data).read(["name", "step"])
 
 
 @given(texts=st.lists(st.sampled_from(["", "a", "b", "<i>", "\u202e"]), max_size=50))

@@ -14,9 +14,12 @@ from memprof.errors import BadInputError
 from memprof.replay.history import History
 from memprof.trace.exporters.trace_events import (
     CHUNK,
+    Events,
     Times,
+    chosen,
     counter,
     earliest_us,
+    formatted,
     instant,
     life,
     named_process,
@@ -80,7 +83,7 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
         "zero_is_unix_us": base_us,
     }
 
-    def events() -> Iterator[list[str]]:
+    def events() -> Iterator[Events]:
         for place, rank in enumerate(ranks):
             one = trace.fresh(rank)
             yield from _rank_events(one, place, base_us - offsets.get(rank, 0.0), lives)
@@ -88,7 +91,7 @@ def export_timeline(trace: Trace, ranks: Sequence[int], lives: int, file: Binary
     write_events(file, events(), about)
 
 
-def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[list[str]]:
+def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterator[Events]:
     process = 100 * (place + 1)  # viewers treat process 0 as idle, and thread N of process N as its main thread
     manifest = trace.manifest
     device = manifest.machine.device_name or manifest.machine.device_kind
@@ -112,7 +115,7 @@ def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterat
         yield [instant(process, "out of memory", time_ns, about)]
 
 
-def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[list[str]]:
+def _counters(trace: Trace, process: int, history: History, times: Times) -> Iterator[Events]:
     every = np.arange(history.ops)
     yield from _changes(process, "allocated", times.start_ns, history.total)
     for category in history.categories:
@@ -134,12 +137,12 @@ def _counters(trace: Trace, process: int, history: History, times: Times) -> Ite
         yield from _changes(process, name, times.of_us(device.time_us[rows]), device.used_bytes[rows])
 
 
-def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[list[str]]:
+def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[Events]:
     kept = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return counter(process, name, time_ns[kept], values[kept])
 
 
-def _steps(trace: Trace, process: int, times: Times) -> list[str]:
+def _steps(trace: Trace, process: int, times: Times) -> Events:
     steps = trace.table(Steps)
     order = np.argsort(steps.step, kind="stable")
     has_ops = (steps.first_op_id[order] != NONE) & (steps.last_op_id[order] != NONE)
@@ -157,10 +160,10 @@ def _steps(trace: Trace, process: int, times: Times) -> list[str]:
         f'"is_complete":{quoted(bool(steps.is_complete[row]))}'
         for row in order
     ]
-    return slices(process, _STEPS, start, end, heads, more)
+    return slices(process, _STEPS, start, end, heads, [more])
 
 
-def _phases(process: int, history: History, times: Times) -> list[str]:
+def _phases(process: int, history: History, times: Times) -> Events:
     if not history.ops:
         return []
     changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])
@@ -168,10 +171,10 @@ def _phases(process: int, history: History, times: Times) -> list[str]:
     last = np.append(first[1:], history.ops) - 1
     heads = [f'"name":{quoted(history.phases[phase])},"cat":"phase"' for phase in history.phase[first].tolist()]
     more = [f'"step":{step}' for step in history.step[first].tolist()]
-    return slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, more)
+    return slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, [more])
 
 
-def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> list[str]:
+def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Events:
     """Writes calls in order of entry, so that of two that start together the outer one comes first."""
     calls = trace.table(ModuleCalls)
     calls = calls.take((calls.first_op_id != NONE) & (calls.last_op_id != NONE))
@@ -181,7 +184,7 @@ def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) ->
         f'"step":{step}{_RECOMPUTE if again else ""}'
         for step, again in zip(calls.step.tolist(), calls.is_recompute.tolist(), strict=True)
     ]
-    return slices(process, _MODULES, times.start_ns[calls.first_op_id], times.end_ns[calls.last_op_id], heads, more)
+    return slices(process, _MODULES, times.start_ns[calls.first_op_id], times.end_ns[calls.last_op_id], heads, [more])
 
 
 _RECOMPUTE = ',"is_recompute":true'
@@ -194,7 +197,7 @@ def _module_names(modules: Modules) -> dict[int, str]:
 
 def _operators(
     trace: Trace, process: int, modules: Modules, sources: Sources, history: History, times: Times
-) -> Iterator[list[str]]:
+) -> Iterator[Events]:
     columns = trace.columns(Ops, "name", "duration_us", "flops", "is_recompute", "stack_id", "micro_batch")
     names: Coded = columns["name"]
     name_texts = [quoted(str(name)) for name in names.distinct]
@@ -203,35 +206,26 @@ def _operators(
     source_texts = {NONE: ""}
     for stack, frames in enumerate(sources.user_frames):
         source_texts[stack] = f',"source":{quoted(frames[0].place)}' if frames else ""
+    head_texts = [f'"name":{name},"cat":{phase}' for name in name_texts for phase in phase_texts]
     for low in range(0, history.ops, CHUNK):
         rows = slice(low, low + CHUNK)
-        codes, phases = names.codes[rows].tolist(), history.phase[rows].tolist()
-        heads = [
-            f'"name":{name_texts[code]},"cat":{phase_texts[phase]}' for code, phase in zip(codes, phases, strict=True)
+        heads = names.codes[rows].astype(np.int64) * len(phase_texts) + history.phase[rows]
+        places = [history.step[rows], columns["micro_batch"][rows], history.module[rows], columns["stack_id"][rows]]
+        is_other = np.append(True, np.any([one[1:] != one[:-1] for one in places], axis=0))
+        place_texts = [
+            f',"step":{step},"micro_batch":{batch}{module_texts[module]}{source_texts[stack]}'
+            for step, batch, module, stack in zip(*(one[is_other].tolist() for one in places), strict=True)
         ]
-        more = [
-            f'"op_id":{low + place},"step":{step},"micro_batch":{batch}{module_texts[module]}{source_texts[stack]}'
-            f"{_optional(duration, flops)}{_RECOMPUTE if again else ''}"
-            for place, (step, batch, module, stack, duration, flops, again) in enumerate(
-                zip(
-                    history.step[rows].tolist(),
-                    columns["micro_batch"][rows].tolist(),
-                    history.module[rows].tolist(),
-                    columns["stack_id"][rows].tolist(),
-                    columns["duration_us"][rows].tolist(),
-                    columns["flops"][rows].tolist(),
-                    columns["is_recompute"][rows].tolist(),
-                    strict=True,
-                )
-            )
-        ]
-        yield slices(process, _OPERATORS, times.start_ns[rows], times.end_ns[rows], heads, more)
-
-
-def _optional(duration_us: float, flops: int) -> str:
-    """Writes fields that most operators lack, or that are not always known."""
-    duration = f',"duration_us":{duration_us:.3f}' if math.isfinite(duration_us) else ""
-    return f'{duration},"flops":{flops}' if flops else duration
+        more = (
+            '"op_id":',
+            np.arange(low, low + len(heads)),
+            chosen(place_texts, np.cumsum(is_other) - 1),
+            formatted(columns["duration_us"][rows], lambda us: f',"duration_us":{us:.3f}' if math.isfinite(us) else ""),
+            formatted(columns["flops"][rows], lambda flops: f',"flops":{flops}' if flops else ""),
+            formatted(columns["is_recompute"][rows], lambda again: _RECOMPUTE if again else ""),
+        )
+        start_ns, end_ns = times.start_ns[rows], times.end_ns[rows]
+        yield slices(process, _OPERATORS, start_ns, end_ns, chosen(head_texts, heads), more)
 
 
 def _lives(
@@ -242,7 +236,7 @@ def _lives(
     history: History,
     times: Times,
     lives: int,
-) -> Iterator[list[str]]:
+) -> Iterator[Events]:
     """Writes the lifetimes of what is live at the peak; what outlives the recording ends with it."""
     if not history.ops or not lives:
         return

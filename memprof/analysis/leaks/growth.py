@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from memprof.analysis.report.sources import find_sources
 from memprof.errors import UsageError
 from memprof.trace.cut import cuttable_steps
+from memprof.trace.files.coded import coded_column
 from memprof.trace.schema import NONE, NOT_RECORDED, Ints, Ops, Stacks, StepPeaks, Steps, Storages
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
@@ -32,6 +34,10 @@ _IN_PROPORTION = 1.25
 LEAST_LEAK_BYTES = 1024
 #: Fewer rises than tell growth from a cache are noticed where they are above this share of the peak.
 _NOTICED = 0.005
+
+
+#: Places of steps, from 0.
+Places = np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,20 @@ class StepEnds:
     storages: Storages
 
     @cached_property
-    def born(self) -> Ints:
+    def born(self) -> Places:
         """Place of the step that made each storage, from 0; -1 before the steps, and their number behind them."""
         created = self.storages.created_op_id
-        places = np.searchsorted(self.first_op, created, side="right") - 1
-        return np.where(created > self.last_op[-1], len(self.steps), places)
+        places = np.searchsorted(self.first_op, created, side="right").astype(np.int32) - 1
+        places[created > self.last_op[-1]] = len(self.steps)
+        return places
 
     @cached_property
-    def gone(self) -> Ints:
+    def gone(self) -> Places:
         """Place of the first step at whose end each storage is no longer alive; their number if it still is."""
         freed = self.storages.freed_op_id
-        return np.where(freed == NONE, len(self.steps), np.searchsorted(self.last_op, freed, side="left"))
+        places = np.searchsorted(self.last_op, freed, side="left").astype(np.int32)
+        places[freed == NONE] = len(self.steps)
+        return places
 
     def alive_bytes(self, *, is_older: bool = False) -> Ints:
         """Returns the bytes alive at the end of each step, of all storages or those older than it, shape ``(steps,)``.
@@ -121,7 +130,7 @@ def find_step_ends(trace: Trace) -> StepEnds | None:
     if not len(rows):
         return None
     numbers = steps.step[rows]
-    gaps = ops.op_id[ops.name == NOT_RECORDED]
+    gaps = ops.op_id[coded_column(ops, "name").is_any(NOT_RECORDED)]
     if len(gaps):  # storages that span a gap are two: only what was recorded before it counts
         rows = rows[steps.last_op_id[rows] < gaps[0]]
         storages = storages.replace(freed_op_id=np.where(storages.freed_op_id >= gaps[0], NONE, storages.freed_op_id))

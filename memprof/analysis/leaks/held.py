@@ -11,7 +11,7 @@ import numpy as np
 
 from memprof.analysis.leaks.leak import HeldBy, describe_holder, held_by, variable_of
 from memprof.analysis.report.sources import Sources, find_sources
-from memprof.trace.schema import NONE, Holders, Ints, Stacks, Storages, Uses
+from memprof.trace.schema import NONE, Holders, Ops, Stacks, Storages, Uses
 from memprof.trace.store import Trace
 from memprof.units import format_bytes, format_count
 
@@ -22,15 +22,18 @@ _COPY_BYTES = 16 * 2**20
 class Held:
     """Looks up what holds storages."""
 
-    def __init__(self, trace: Trace, sources: Sources, steps_of: Ints, last_step: int) -> None:
+    def __init__(self, trace: Trace, sources: Sources, storages: Storages, last_step: int) -> None:
         holders = trace.table(Holders)
         # Others are not looked up for growth, or not in these steps.
         is_own = ((holders.tensors > 0) | holders.is_by_graph) & (holders.step <= last_step + 1)
         holders = holders.take(is_own)
         self._holders, self._by_graph = holders.take(~holders.is_by_graph), holders.take(holders.is_by_graph)
-        self._sources, self._steps_of = sources, steps_of
+        self._sources, self._storages = sources, storages
         self._trace = trace
         self._origins: dict[int, set[int]] = {}
+
+    def _step_of(self, storage_id: int) -> int:
+        return int(self._trace.table(Ops).step[self._storages.created_op_id[storage_id]])
 
     @cached_property
     def _uses(self) -> Uses:
@@ -62,7 +65,7 @@ class Held:
         """
         seen: dict[str, set[int]] = {}
         for row in rows:
-            step = int(self._steps_of[int(holders.storage_id[row])])
+            step = self._step_of(int(holders.storage_id[row]))
             seen.setdefault(variable_of(holders.chain[row]), set()).add(step)
         return next((row for row in rows if len(seen[variable_of(holders.chain[row])]) > 1), NONE)
 
@@ -85,7 +88,7 @@ class Held:
         """Returns the storages that a storage was computed from, back to the first of earlier steps."""
         if storage_id in self._origins:
             return self._origins[storage_id]
-        found, step = {storage_id}, self._steps_of[storage_id]
+        found, step = {storage_id}, self._step_of(storage_id)
         waiting = [storage_id]
         while waiting:
             storage = waiting.pop()
@@ -93,9 +96,9 @@ class Held:
             for op in self._written.op_id[writers].tolist():
                 own = slice(*np.searchsorted(self._uses.op_id, [op, op + 1]).tolist())
                 for used in self._uses.storage_id[own].tolist():
-                    if used not in found and used < len(self._steps_of):
+                    if used not in found and used < len(self._storages):
                         found.add(used)
-                        if self._steps_of[used] == step:
+                        if self._step_of(used) == step:
                             waiting.append(used)
         self._origins[storage_id] = found
         return found

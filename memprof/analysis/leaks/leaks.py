@@ -12,6 +12,7 @@ from memprof.analysis.leaks.growth import (
     LEAST_LEAK_BYTES,
     LEAST_STEPS,
     Growth,
+    Places,
     StepEnds,
     describe_growth,
     find_step_ends,
@@ -25,6 +26,7 @@ from memprof.analysis.leaks.leak import Leak, describe_cause, describe_rate, lea
 from memprof.analysis.report.notes import describe_steps
 from memprof.analysis.report.sources import Sources, find_sources
 from memprof.json_values import inline
+from memprof.trace.files.coded import coded_column
 from memprof.trace.files.spool import ARRAY, OBJECTS
 from memprof.trace.schema import ELSEWHERE, NONE, Bools, Ints, Modules, Ops, Stacks, StepPeaks, Storages
 from memprof.trace.store import Trace
@@ -136,10 +138,9 @@ def _lines(trace: Trace, ends: StepEnds, sources: Sources) -> Iterator[Leak]:
     ops, storages, count = trace.table(Ops), ends.storages, len(ends.steps)
     born, gone = ends.born, ends.gone
     is_own = (born >= 0) & (born < count)
-    is_elsewhere = storages.name == ELSEWHERE  # the operator of then has not made it
+    is_elsewhere = coded_column(storages, "name").is_any(ELSEWHERE)  # the operator of then has not made it
     stays = is_own & (gone == count) & ((born < count - 1) | is_elsewhere)
-    steps_of = ops.step[storages.created_op_id]
-    held = Held(trace, sources, steps_of, int(ends.steps[-1]))
+    held = Held(trace, sources, storages, int(ends.steps[-1]))
     # The history of LBFGS fills up, until it has `history_size` updates.
     keeps_history = any(IS_LBFGS in one.words for one in read_optimizers(trace.manifest.optimizers))
 
@@ -222,7 +223,7 @@ def _joined_anew(ends: StepEnds, rows: list[int], held: Held) -> tuple[int, int,
     return None if every == 0 else (chain[-1], every or 0, rise // every if every else 0)
 
 
-def _by(places: Ints, rows: list[int]) -> list[list[int]]:
+def _by(places: Places, rows: list[int]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for row in sorted(rows, key=lambda row: int(places[row])):
         groups.setdefault(int(places[row]), []).append(row)

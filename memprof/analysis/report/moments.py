@@ -9,7 +9,7 @@ import numpy as np
 from memprof.analysis.report.sources import SourceLine, Sources
 from memprof.json_values import key
 from memprof.replay.live import live_bytes, live_bytes_by_category, peak_op
-from memprof.trace.schema import NONE, AllocatorEvents, Segments, Storages
+from memprof.trace.schema import NONE, AllocatorEvents, Modules, Ops, Segments, Steps, Storages
 from memprof.trace.step import Step
 from memprof.trace.store import Trace
 
@@ -71,18 +71,35 @@ def describe_moment(step: Step, sources: Sources, op_id: int, allocated_bytes: i
         op_id: The operator, counted from 0 in the step.
         allocated_bytes: Allocated bytes while it runs.
     """
-    module_id = int(step.ops.module_id[op_id])
-    module = None if module_id == NONE else str(step.modules.name[module_id])
+    return _moment(step.number, op_id, allocated_bytes, step.modules, step.ops, op_id, sources)
+
+
+def _moment(
+    step: int, op_id: int, allocated_bytes: int, modules: Modules, ops: Ops, row: int, sources: Sources
+) -> Moment:
+    module_id = int(ops.module_id[row])
+    module = None if module_id == NONE else str(modules.name[module_id])
     return Moment(
-        step=step.number,
+        step=step,
         op_id=op_id,
-        phase=str(step.ops.phase[op_id]),
-        op=str(step.ops.name[op_id]),
+        phase=str(ops.phase[row]),
+        op=str(ops.name[row]),
         module=module,
-        module_title=module or (None if module is None else str(step.modules.type[module_id])),
-        source=sources.of_stack(int(step.ops.stack_id[op_id])),
+        module_title=module or (None if module is None else str(modules.type[module_id])),
+        source=sources.of_stack(int(ops.stack_id[row])),
         allocated_bytes=allocated_bytes,
     )
+
+
+def find_peaks(trace: Trace, sources: Sources) -> dict[int, Moment]:
+    """Returns the first moment of the peak of each step with operators, by step number; cuts out none."""
+    peaks, steps, modules = trace.peaks(), trace.table(Steps), trace.table(Modules)
+    ops = trace.table(Ops).take([row for _, row in peaks.values()])
+    first = dict(zip(steps.step.tolist(), steps.first_op_id.tolist(), strict=True))
+    return {
+        number: _moment(number, int(ops.op_id[place]) - first[number], size, modules, ops, place, sources)
+        for place, (number, (size, _)) in enumerate(peaks.items())
+    }
 
 
 def find_peak(step: Step, sources: Sources) -> Moment:

@@ -34,6 +34,7 @@ from memprof.analysis.report.moments import (
     describe_moment,
     find_category_maxima,
     find_peak,
+    find_peaks,
     find_phase_peaks,
     is_end_state_only,
 )
@@ -52,7 +53,6 @@ from memprof.analysis.report.whole_loop import LoopMoment, describe_moments, fin
 from memprof.analysis.report.whole_run import DeviceUse, run_json, run_notes, summarise_devices
 from memprof.analysis.report.why import find_causes
 from memprof.errors import PolicyError, UsageError
-from memprof.trace.cut import cuttable_steps
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import DeviceMemory, Holders, Ints, Steps
 from memprof.trace.step import Step
@@ -313,14 +313,14 @@ def _split_moment(step: Step, tree: ModuleTree, sources: Sources, op_id: int, ea
 
 def _summarise_steps(trace: Trace, sources: Sources) -> tuple[StepSummary, ...]:
     steps = trace.table(Steps)
-    is_cuttable = cuttable_steps(steps)
+    peaks = find_peaks(trace, sources)
     return tuple(
         StepSummary(
             step=int(steps.step[row]),
             kind=str(steps.kind[row]),
             duration_us=float(steps.duration_us[row]),
             is_complete=bool(steps.is_complete[row]),
-            peak=find_peak(trace.step(int(steps.step[row])), sources) if is_cuttable[row] else None,
+            peak=peaks.get(int(steps.step[row])),
         )
         for row in np.argsort(steps.step, kind="stable").tolist()
     )

@@ -15,6 +15,7 @@ from memprof.errors import UsageError
 from memprof.harmless import notify
 
 if TYPE_CHECKING:
+    from memprof.json_values import Json
     from memprof.trace.store import Trace
 
 
@@ -184,16 +185,16 @@ def report(
     opened = open_trace(trace, rank, is_scrubbed=is_scrubbed)
     fold_layers = not is_json and table != "module"
     built = build_report(opened, rank, chosen_step, op_id, fold_layers, rules)
-    from memprof.analysis.report.report_json import report_to_json
     from memprof.cli.page import show
     from memprof.cli.pages.report_page import fill_page
 
+    def as_json() -> Json:
+        from memprof.analysis.report.report_json import report_to_json  # the page needs none of it
+
+        return report_to_json(built, largest=top or 20)
+
     name = str(opened.path) if is_scrubbed else trace
-    show(
-        lambda page: fill_page(page, built, name, table, top),
-        lambda: report_to_json(built, largest=top or 20),
-        is_json=is_json,
-    )
+    show(lambda page: fill_page(page, built, name, table, top), as_json, is_json=is_json)
 
 
 def _show_ranks(opened: Trace, name: str, top: int | None, *, is_json: bool) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
+from memprof.trace.files.parquet import arrow_numbers, arrow_texts
 from memprof.trace.schema import DeviceMemory, Floats, HostMemory, Ints, Ops, Steps
 from memprof.trace.store import Trace
 
@@ -87,15 +89,45 @@ def time_operators(trace: Trace, base_us: float) -> Times:
     return Times(base_us, start, end)
 
 
-def write_events(file: BinaryIO, events: Iterable[Sequence[str]], about: dict[str, Any]) -> None:
+def write_events(file: BinaryIO, events: Iterable[list[str] | Lines], about: dict[str, Any]) -> None:
     """Writes a file of events as they are generated, holding only the current ones in memory."""
     file.write(f'{{"displayTimeUnit":"ms","otherData":{quoted(about)},"traceEvents":[\n'.encode())
     separator = b""
     for some in events:
-        if some:
-            file.write(separator + ",\n".join(some).encode())
+        if len(some):
+            file.write(separator)
+            file.write(memoryview(some.data)[:-2] if isinstance(some, Lines) else ",\n".join(some).encode())
             separator = b",\n"
     file.write(b"\n]}\n")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Events as ASCII, each followed by a comma and a line break: those of millions of rows."""
+
+    rows: int
+    data: pa.Buffer
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @staticmethod
+    def of(*parts: str | Ints | list[str] | pa.Array[Any]) -> Lines:
+        """Joins constant texts, integers and texts, row by row."""
+        import pyarrow.compute as pc  # takes longer to import than to write a small table
+
+        def arrow(part: Any) -> Any:
+            if isinstance(part, np.ndarray):
+                return arrow_numbers(part).cast(pa.string())
+            constant = arrow_texts([part])[0] if isinstance(part, str) else None  # a plain one would import pandas
+            return constant or (arrow_texts(part) if isinstance(part, list) else part)
+
+        joined = pc.binary_join_element_wise(*map(arrow, (*parts, ",\n", "")))
+        return Lines(len(joined), joined.buffers()[2] or pa.py_buffer(b""))
+
+
+#: Some events, as they are written.
+Events = list[str] | Lines
 
 
 def quoted(value: str | bool | dict[str, Any]) -> str:
@@ -124,8 +156,8 @@ def named_thread(process: int, thread: int, name: str) -> list[str]:
 
 
 def slices(
-    process: int, thread: int, start_ns: Ints, end_ns: Ints, heads: Sequence[str], arguments: Sequence[str]
-) -> list[str]:
+    process: int, thread: int, start_ns: Ints, end_ns: Ints, heads: list[str] | pa.Array[Any], arguments: Sequence[Any]
+) -> Lines:
     """Writes events that run on a thread.
 
     Args:
@@ -134,26 +166,25 @@ def slices(
         start_ns: Start of each, in nanoseconds.
         end_ns: End of each, in nanoseconds.
         heads: Name and category of each, as ``"name":"...","cat":"..."``.
-        arguments: Further arguments of each, as the inside of a JSON object.
+        arguments: Further arguments of each, as the inside of a JSON object in parts, as for ``Lines.of``.
     """
     frame = f'{{"ph":"X","pid":{process},"tid":{thread},'
-    return [
-        f'{frame}{head},"ts":{whole}.{_DIGITS[rest]},"dur":{lasts}.{_DIGITS[part]},"args":{{{more}}}}}'
-        for whole, rest, lasts, part, head, more in zip(
-            *_split(start_ns), *_split(end_ns - start_ns), heads, arguments, strict=True
-        )
-    ]
+    start, lasts = _us_parts(start_ns), _us_parts(end_ns - start_ns)
+    return Lines.of(frame, heads, ',"ts":', *start, ',"dur":', *lasts, ',"args":{', *arguments, "}}")
 
 
-def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[list[str]]:
+def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[Lines]:
     """Writes a counter of bytes, some events at a time; each value holds until the next."""
     frame = f'{{"ph":"C","pid":{process},"tid":0,"name":{quoted(name)},"ts":'
     for low in range(0, len(time_ns), CHUNK):
         rows = slice(low, low + CHUNK)
-        yield [
-            f'{frame}{whole}.{_DIGITS[rest]},"args":{{"bytes":{value}}}}}'
-            for whole, rest, value in zip(*_split(time_ns[rows]), values[rows].tolist(), strict=True)
-        ]
+        yield Lines.of(frame, *_us_parts(time_ns[rows]), ',"args":{"bytes":', values[rows], "}}")
+
+
+def formatted(values: Any, form: Callable[[Any], str]) -> pa.Array[Any]:
+    """Returns numbers as texts, each distinct one formatted once."""
+    distinct, codes = np.unique(values, return_inverse=True)
+    return chosen([form(value) for value in distinct.tolist()], codes)
 
 
 def life(process: int, number: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]) -> list[str]:
@@ -180,10 +211,15 @@ def instant(process: int, name: str, time_ns: int, arguments: dict[str, Any]) ->
     return f'{frame},"ts":{_us(time_ns)},"args":{quoted(arguments)}}}'
 
 
-def _split(time_ns: Ints) -> tuple[list[int], list[int]]:
-    """Splits nanoseconds into whole microseconds and the rest."""
+def _us_parts(time_ns: Ints) -> tuple[Ints, str, pa.Array[Any]]:
+    """Returns nanoseconds as microseconds for ``Lines.of``."""
     whole = time_ns // 1000
-    return whole.tolist(), (time_ns - 1000 * whole).tolist()
+    return whole, ".", chosen(_DIGITS, time_ns - 1000 * whole)
+
+
+def chosen(texts: Sequence[str], codes: Ints) -> pa.Array[Any]:
+    """Returns the text of each code."""
+    return arrow_texts(texts).take(arrow_numbers(codes))
 
 
 def _us(time_ns: int) -> str:

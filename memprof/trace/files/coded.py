@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memprof.trace.files.reading import parse_json
 from memprof.trace.kept import kept
-from memprof.trace.schema import Ints, Memory, Ops, Table, Texts
+from memprof.trace.schema import Bools, Ints, Memory, Ops, Table, Texts
 
 #: Key of the codings in the metadata of a Parquet file.
 KEY = "memprof"
@@ -43,7 +43,7 @@ class Coded:
         distinct: The distinct texts, including "" for missing ones.
     """
 
-    codes: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.integer[Any]]
     distinct: Texts
 
     @staticmethod
@@ -55,6 +55,15 @@ class Coded:
         distinct[:] = list(known)
         return Coded(codes, distinct)
 
+    def narrow(self) -> Coded:
+        """Returns the column with codes of the fewest bytes, which are unsigned."""
+        return Coded(self.codes.astype(np.min_scalar_type(len(self.distinct))), self.distinct)
+
+    def is_any(self, *texts: str) -> Bools:
+        """Returns which rows hold one of some texts."""
+        wanted = np.isin(self.distinct, texts)
+        return wanted[self.codes] if wanted.any() else np.zeros(len(self), dtype=np.bool_)
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -65,7 +74,8 @@ class Coded:
 @kept
 def coded_column(table: Table, name: str) -> Coded:
     """Returns a column of texts of a table, encoded once."""
-    return Coded.of(getattr(table, name))
+    known = table.part.read(name) if table.part and table.part.is_whole else None
+    return known if isinstance(known, Coded) else Coded.of(getattr(table, name))
 
 
 @dataclass(frozen=True)

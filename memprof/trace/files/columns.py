@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 from memprof.trace.files.coded import Coded, Codings
 from memprof.trace.files.packing import as_numpy, as_type, constant_column, missing, restored
 from memprof.trace.files.parquet import unpacked_bytes
-from memprof.trace.schema import Column, Table, Texts
+from memprof.trace.schema import Column, StoredPart, Table, Texts
 from memprof.units import format_bytes
 
 T = TypeVar("T", bound=Table)
@@ -21,6 +23,8 @@ T = TypeVar("T", bound=Table)
 #: real recordings take, and far below what a few kilobytes of run-length encoded Parquet can claim.
 GROWTH = 256
 SLACK_BYTES = 192 << 20
+#: Rows of a table whose columns are read at once, which is faster than one by one.
+AT_ONCE = 1 << 16
 #: Column limit of a table, far above any version's.
 _MOST_COLUMNS = 1_000
 
@@ -54,131 +58,176 @@ def bytes_in_memory(kind: type[Table], rows: int) -> int:
     return rows * sum(1 if column.kind == "bool" else 8 for column in kind.columns())
 
 
+class StoredTable:
+    """A table as Parquet bytes, whose columns are read on demand."""
+
+    def __init__(
+        self,
+        kind: type[Table],
+        data: bytes,
+        limit_bytes: int | None = None,
+        *,
+        rows: int | None = None,
+        check: Check = lambda columns: None,
+        elsewhere: Elsewhere = nowhere,
+    ) -> None:
+        """Reads what the bytes say that they hold.
+
+        Columns unknown to this version are dropped; those missing from the file are filled with their missing value.
+
+        Args:
+            kind: The table to read.
+            data: Output of ``pack_table`` or ``encode_table`` of this or another version.
+            limit_bytes: Memory limit of what is read at once; derived from the size of ``data`` where left out.
+            rows: Required row count; any where left out.
+            check: Checks the columns, texts as ``Coded``; raises on invalid data.
+            elsewhere: Reads columns that the file stores in other tables.
+
+        Raises:
+            CorruptTableError: The bytes are damaged, or claim more than the limit.
+        """
+        self._kind, self._check, self._elsewhere = kind, check, elsewhere
+        self._packed_bytes = len(data)
+        self._limit_bytes = SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
+        with self._reading():
+            owned = _owned_by_arrow(data)
+            metadata = pq.read_metadata(pa.BufferReader(owned))
+            self.rows: int = metadata.num_rows
+            if rows is not None and self.rows != rows:
+                raise ValueError("its row count differs from the manifest")
+            _check_parts(metadata)
+            self._unpacked_bytes = 0
+            self._check_limit(1)
+            self._unpacked_bytes = unpacked_bytes(data)
+            self._codings = Codings.of(metadata.schema.to_arrow_schema().names, metadata.metadata)
+            texts = [column.name for column in kind.columns() if column.kind == "text"]
+            self._file = pq.ParquetFile(
+                pa.BufferReader(owned),
+                metadata=metadata,
+                read_dictionary=[name for name in texts if name in self._codings.stored],
+                page_checksum_verification=True,
+            )
+
+    def read(self, names: Collection[str], known: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Reads some columns.
+
+        Args:
+            names: Their names.
+            known: Columns that were read before; those that equal one share its memory.
+
+        Returns:
+            The columns by name: numbers as numpy arrays, texts as ``Coded``.
+
+        Raises:
+            CorruptTableError: They are damaged, have the wrong types for the table, or claim more than the limit.
+        """
+        with self._reading():
+            columns = self._columns([column for column in self._kind.columns() if column.name in names], known)
+            self._check(columns)
+            return columns
+
+    def check_limit(self, columns: int) -> None:
+        """Rejects bytes of which some columns would take more memory than their size justifies.
+
+        Raises:
+            CorruptTableError: They claim too much.
+        """
+        with self._reading():
+            self._check_limit(columns)
+
+    def _check_limit(self, columns: int) -> None:
+        packed, memory = format_bytes(self._packed_bytes), self.rows * 8 * columns
+        if memory > self._limit_bytes:
+            raise ValueError(f"it claims {self.rows} rows in {packed}")
+        if memory + self._unpacked_bytes > self._limit_bytes:
+            raise ValueError(f"it unpacks from {packed} to {format_bytes(self._unpacked_bytes)}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            name = self._kind.table_name
+            raise CorruptTableError(f"its table {name!r} cannot be read ({_one_line(error)})") from error
+        finally:
+            pa.default_memory_pool().release_unused()  # Arrow would keep the buffers it read the columns into
+
+    def _columns(self, columns: Sequence[Column], known: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_limit(len(columns))
+        codings, rows = self._codings, self.rows
+        kinds = {column.name: column.kind for column in self._kind.columns()}
+        sources = {column.name: codings.source(column.name) for column in columns}
+        read_before = {(codings.source(name), kinds[name]): values for name, values in known.items()}
+        same = {
+            name: read_before[one, kinds[name]] for name, one in sources.items() if (one, kinds[name]) in read_before
+        }
+        stored = dict.fromkeys(part for name in sources if name not in same for part in codings.stored_names(name))
+        read = self._file.read(columns=list(stored))
+        if read.num_columns and read.num_rows != rows:
+            raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
+        elsewhere = {name: one for name, one in sources.items() if "." in one}
+        moved = self._elsewhere(elsewhere) if elsewhere else {}
+        result = {}
+        for column in columns:
+            name = column.name
+            if name in moved:
+                result[name] = moved[name]
+            elif name in codings.same and (column.kind == "text" or codings.source(name) not in codings.stored):
+                raise ValueError(f"column {name!r} cannot equal {codings.source(name)!r:.60}")
+            elif name in same:
+                result[name] = same[name]
+            elif column.kind == "text":
+                if name in codings.stored:
+                    result[name] = _coded(column, read.column(name))
+                else:
+                    result[name] = _one_text(codings.constant.get(name, ""), rows)
+            elif codings.source(name) in codings.stored:
+                result[name] = restored(column, codings, read)
+            else:
+                result[name] = constant_column(column, codings.constant.get(name, missing(column)), rows)
+        return result
+
+
 def decode_table(
     kind: type[T],
-    data: bytes,
-    limit_bytes: int | None = None,
-    *,
-    rows: int | None = None,
-    check: Check = lambda columns: None,
-    elsewhere: Elsewhere = nowhere,
+    stored: StoredTable,
+    together: Callable[[str], Collection[str]] = lambda name: (name,),
+    sentences: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> T:
-    """Reads a table from Parquet bytes.
-
-    Columns unknown to this version are dropped; those missing from the file are filled with their missing value.
+    """Returns a table: read at once if it is small, else column by column on first use.
 
     Args:
-        kind: The table to read.
-        data: Output of ``pack_table`` or ``encode_table`` of this or another version.
-        limit_bytes: Memory limit of the table in bytes; derived from the size of ``data`` where left out.
-        rows: Required row count; any where left out.
-        check: Checks the columns, texts as ``Coded``; raises on invalid data.
-        elsewhere: Reads columns that the file stores in other tables.
+        kind: The table.
+        stored: Its bytes.
+        together: Names of the columns that are checked with one, itself included.
+        sentences: What errors of reading pass through.
 
     Raises:
-        CorruptTableError: The bytes are damaged, have the wrong types for the table, or claim more than the limit.
+        CorruptTableError: As ``StoredTable.read``, now or on first use of a column.
     """
-    try:
-        columns = _read_columns(kind.columns(), data, limit_bytes, rows, elsewhere)
-        check(columns)
-        return kind.of(
-            **{
-                name: values.distinct[values.codes] if isinstance(values, Coded) else values
-                for name, values in columns.items()
-            }
-        )
-    except _DAMAGE as error:
-        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
-    finally:
-        pa.default_memory_pool().release_unused()  # Arrow would keep the buffers it read the columns into
+    known: dict[str, Any] = {}
 
+    def read(name: str) -> Any:
+        if name not in known:
+            with sentences():
+                found = stored.read(together(name), known)
+            known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
+        return known[name]
 
-def decode_columns(
-    kind: type[Table],
-    data: bytes,
-    names: Sequence[str],
-    *,
-    limit_bytes: int | None = None,
-    rows: int | None = None,
-    check: Check = lambda columns: None,
-    elsewhere: Elsewhere = nowhere,
-) -> dict[str, Any]:
-    """Reads some columns of a table, for tables too large to hold in memory.
-
-    Args:
-        kind: The table to read.
-        data: Output of ``pack_table`` or ``encode_table`` of this or another version.
-        names: Columns to read.
-        limit_bytes: Memory limit of the columns in bytes; derived from the size of ``data`` where left out.
-        rows: Required row count; any where left out.
-        check: As in ``decode_table``.
-        elsewhere: As in ``decode_table``.
-
-    Returns:
-        The columns by name: numbers as numpy arrays, texts as ``Coded``.
-
-    Raises:
-        CorruptTableError: The bytes are damaged, or have the wrong types for the table.
-    """
-    try:
-        wanted = [column for column in kind.columns() if column.name in names]
-        columns = _read_columns(wanted, data, limit_bytes, rows, elsewhere)
-        check(columns)
-        return columns
-    except _DAMAGE as error:
-        raise CorruptTableError(f"its table {kind.table_name!r} cannot be read ({_one_line(error)})") from error
-    finally:
-        pa.default_memory_pool().release_unused()  # Arrow would keep the buffer it read the column into
-
-
-def _read_columns(
-    columns: Sequence[Column], data: bytes, limit_bytes: int | None, expected: int | None, elsewhere: Elsewhere
-) -> dict[str, Any]:
-    owned = _owned_by_arrow(data)
-    metadata = pq.read_metadata(pa.BufferReader(owned))
-    rows = metadata.num_rows
-    if expected is not None and rows != expected:
-        raise ValueError("its row count differs from the manifest")
-    _check_claims(
-        metadata, data, len(columns), SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
-    )
-    codings = Codings.of(metadata.schema.to_arrow_schema().names, metadata.metadata)
-    file = pq.ParquetFile(
-        pa.BufferReader(owned),
-        metadata=metadata,
-        read_dictionary=[column.name for column in columns if column.kind == "text" and column.name in codings.stored],
-        page_checksum_verification=True,
-    )
-    stored = dict.fromkeys(name for column in columns for name in codings.stored_names(column.name))
-    read = file.read(columns=list(stored))
-    if read.num_columns and read.num_rows != rows:
-        raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
-    sources = {column.name: source for column in columns if "." in (source := codings.source(column.name))}
-    moved = elsewhere(sources) if sources else {}
-    result = {}
-    for column in columns:
-        name = column.name
-        if name in moved:
-            result[name] = moved[name]
-        elif name in codings.same and (column.kind == "text" or codings.source(name) not in codings.stored):
-            raise ValueError(f"column {name!r} cannot equal {codings.source(name)!r:.60}")
-        elif column.kind == "text":
-            if name in codings.stored:
-                result[name] = _coded(column, read.column(name))
-            else:
-                result[name] = _one_text(codings.constant.get(name, ""), rows)
-        elif codings.source(name) in codings.stored:
-            result[name] = restored(column, codings, read)
+    names = [column.name for column in kind.columns()]
+    with sentences():
+        if stored.rows <= AT_ONCE:
+            known.update(stored.read(names))
         else:
-            result[name] = constant_column(column, codings.constant.get(name, missing(column)), rows)
-    return result
+            stored.check_limit(len(names))
+    return kind.stored(StoredPart(read, stored.rows))
 
 
-def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) -> None:
-    """Rejects data that would unpack to more memory than its size justifies, before unpacking any of it.
+def _check_parts(metadata: Any) -> None:
+    """Rejects a footer that contradicts itself.
 
     Raises:
-        ValueError: It claims too much, or contradicts itself.
+        ValueError: It does.
     """
     rows = metadata.num_rows
     if metadata.num_columns > _MOST_COLUMNS:
@@ -186,11 +235,6 @@ def _check_claims(metadata: Any, data: bytes, columns: int, limit_bytes: int) ->
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     if rows < 0 or sum(group.num_rows for group in groups) != rows or any(group.num_rows < 0 for group in groups):
         raise ValueError("its parts do not have the rows it claims")
-    if rows * 8 * columns > limit_bytes:
-        raise ValueError(f"it claims {rows} rows in {format_bytes(len(data))}")
-    unpacked = unpacked_bytes(data)
-    if rows * 8 * columns + unpacked > limit_bytes:
-        raise ValueError(f"it unpacks from {format_bytes(len(data))} to {format_bytes(unpacked)}")
 
 
 def _one_text(text: Any, rows: int) -> Coded:
@@ -202,7 +246,7 @@ def _one_text(text: Any, rows: int) -> Coded:
     if not isinstance(text, str):
         raise ValueError("a constant of its texts is not a text")
     distinct: Texts = np.array([text], dtype=object)
-    return Coded(np.zeros(rows, dtype=np.int32), distinct)
+    return Coded(np.broadcast_to(np.int32(0), rows), distinct)
 
 
 def _owned_by_arrow(data: bytes) -> Any:

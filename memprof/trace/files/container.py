@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memprof.errors import BadInputError
-from memprof.trace.consistency import Checker, InvariantError
+from memprof.trace.consistency import Checker, InvariantError, checked_with
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
 from memprof.trace.files.coded import ELSEWHERE, Coded
 from memprof.trace.files.columns import (
@@ -20,8 +20,8 @@ from memprof.trace.files.columns import (
     SLACK_BYTES,
     CorruptTableError,
     Elsewhere,
+    StoredTable,
     bytes_in_memory,
-    decode_columns,
     decode_table,
     nowhere,
 )
@@ -76,11 +76,10 @@ class FileRank:
         """Reads one table; a table missing from the file has no rows.
 
         Raises:
-            BadInputError: The file is gone, or the table is damaged.
+            BadInputError: The file is gone, or the table is damaged; for large tables also on first use of a column.
         """
         name = _entry_name(self.folder, kind)
-        elsewhere = functools.partial(self._elsewhere, kind)
-        return _read_table(self.archive, self.rows, kind, name, self.checker, self.limit_bytes, elsewhere)
+        return _table(self.archive, kind, name, self._stored(kind, name)) if name in self.rows else kind.empty()
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
         """Reads some columns of one table; texts as ``Coded``.
@@ -92,15 +91,11 @@ class FileRank:
         if name not in self.rows:
             return columns_of(kind.empty(), names)
         with _sentences(self.archive, name):
-            return decode_columns(
-                kind,
-                self.archive.read(name),
-                names,
-                limit_bytes=self.limit_bytes,
-                rows=self.rows[name],
-                check=functools.partial(self.checker.check, kind),
-                elsewhere=functools.partial(self._elsewhere, kind),
-            )
+            return self._stored(kind, name).read(names)
+
+    def _stored(self, kind: type[Table], name: str) -> StoredTable:
+        elsewhere = functools.partial(self._elsewhere, kind)
+        return _stored(self.archive, self.rows, kind, name, self.checker, self.limit_bytes, elsewhere)
 
     def _elsewhere(self, kind: type[Table], sources: Mapping[str, str]) -> dict[str, Any]:
         """Reads columns that are stored in other tables, each of which is read once.
@@ -176,9 +171,11 @@ class Container:
         Raises:
             BadInputError: The file is gone, or the table is damaged.
         """
-        checker = Checker(lambda kind: 0, tuple)
-        name, limit_bytes = _entry_name("", kind), _limit(self.archive, "")
-        return _read_table(self.archive, self.rows, kind, name, checker, limit_bytes, nowhere)
+        name, checker = _entry_name("", kind), Checker(lambda kind: 0, tuple)
+        if name not in self.rows:
+            return kind.empty()
+        stored = _stored(self.archive, self.rows, kind, name, checker, _limit(self.archive, ""), nowhere)
+        return _table(self.archive, kind, name, stored)
 
 
 def write_trace(path: str | Path, ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> None:
@@ -249,20 +246,24 @@ def _entries(ranks: Iterable[tuple[Manifest, Mapping[type[Table], Table]]]) -> I
     yield _MANIFEST, _json_bytes(top)
 
 
-def _read_table(
+def _stored(
     archive: Archive,
     rows: Mapping[str, int],
-    kind: type[T],
+    kind: type[Table],
     name: str,
     checker: Checker,
     limit_bytes: int,
     elsewhere: Elsewhere,
-) -> T:
-    if name not in rows:
-        return kind.empty()
+) -> StoredTable:
     check = functools.partial(checker.check, kind)
     with _sentences(archive, name):
-        return decode_table(kind, archive.read(name), limit_bytes, rows=rows[name], check=check, elsewhere=elsewhere)
+        data = archive.read(name)
+        return StoredTable(kind, data, limit_bytes, rows=rows[name], check=check, elsewhere=elsewhere)
+
+
+def _table(archive: Archive, kind: type[T], name: str, stored: StoredTable) -> T:
+    together, sentences = functools.partial(checked_with, kind), functools.partial(_sentences, archive, name)
+    return decode_table(kind, stored, together, sentences)
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def constant_column(column: Column, value: Any, rows: int) -> Any:
     expected = {"bool": bool, "float": float}.get(column.kind, int)
     if type(value) is not expected:
         raise ValueError(f"column {column.name!r} cannot be {value!r:.60}")
-    return np.full(rows, value, dtype=column.dtype)
+    return np.broadcast_to(np.asarray(value, dtype=column.dtype), rows)
 
 
 def missing(column: Column) -> Any:

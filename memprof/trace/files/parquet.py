@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memprof.trace.files.coded import TICKS_PER_US, Coded
-from memprof.trace.schema import Bools, Column, Floats, Table
+from memprof.trace.schema import Bools, Column, Floats, Table, Texts
 
 _LEVEL = 9
 #: Arrow types by kind of column.
@@ -95,9 +95,9 @@ def to_arrow(column: Column, values: Any) -> pa.Array[Any]:
     """Returns a column as it is stored in plain Parquet: times rounded, missing values null."""
     if isinstance(values, Coded):
         codes: Any = arrow_numbers(values.codes, (values.distinct == "")[values.codes])
-        return pa.DictionaryArray.from_arrays(codes, _arrow_texts(values.distinct))
+        return pa.DictionaryArray.from_arrays(codes, arrow_texts(values.distinct))
     if column.kind == "text":
-        return _arrow_texts(values, values == "")
+        return arrow_texts(values, values == "")
     if column.kind == "float":
         return arrow_numbers(rounded(values), np.isnan(values))
     return arrow_numbers(values, None if column.missing is None else values == column.missing)
@@ -113,9 +113,10 @@ def arrow_numbers(values: Any, mask: Bools | None = None) -> pa.Array[Any]:
     return pa.Array.from_buffers(kind, len(values), [_validity(mask), _buffer(data)])
 
 
-def _arrow_texts(texts: Any, mask: Bools | None = None) -> pa.Array[Any]:
-    of_text = {text: text.encode("utf-8", "backslashreplace") for text in set(texts.tolist())}  # see encodable
-    encoded = list(map(of_text.__getitem__, texts.tolist()))
+def arrow_texts(texts: Sequence[str] | Texts, mask: Bools | None = None) -> pa.Array[Any]:
+    """Returns texts as Arrow, with nulls where a mask is set; see ``arrow_numbers``."""
+    of_text = {text: text.encode("utf-8", "backslashreplace") for text in set(texts)}  # see encodable
+    encoded = list(map(of_text.__getitem__, texts))
     ends = np.zeros(len(encoded) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
     data, validity = _buffer(b"".join(encoded)), _validity(mask)

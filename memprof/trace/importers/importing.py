@@ -17,7 +17,7 @@ from memprof.trace.importers.device import HOST, HOST_NAME, PROFILED_START, Devi
 from memprof.trace.importers.kineto import read_kineto
 from memprof.trace.importers.memory_timeline import read_timeline
 from memprof.trace.importers.phases import Phases, find_phases
-from memprof.trace.importers.snapshot import Progress, Snapshot, read_snapshot
+from memprof.trace.importers.snapshot import Progress, Snapshot, read_snapshot, without_collector
 from memprof.trace.importers.snapshot_tables import device_tables
 from memprof.trace.importers.sniff import SNAPSHOT, TIMELINE, read_input
 from memprof.trace.manifest import PINNED, Backend, Capture, Machine, Manifest, Window
@@ -98,9 +98,10 @@ def import_file(
     path = Path(path)
     kind, data = read_input(path)
     if kind == SNAPSHOT:
-        snapshot = read_snapshot(path, data, on_progress, block_sizes)
-        del data
-        return import_snapshot(path, snapshot, device, rank, on_progress)
+        with without_collector():
+            snapshot = read_snapshot(path, data, on_progress, block_sizes)
+            del data
+            return import_snapshot(path, snapshot, device, rank, on_progress)
     found = [read_timeline(path, data)] if kind == TIMELINE else read_kineto(path, data, on_progress)
     histories = [one.history for one in found]
     numbers = [one.number for one in histories]

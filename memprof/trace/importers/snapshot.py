@@ -96,7 +96,7 @@ def read_snapshot(
         kind, data = read_input(path)
         if kind != SNAPSHOT:
             raise BadInputError(f"{path} is JSON, such as a profiler trace, not a memory snapshot.")
-    with _without_collector():
+    with without_collector():
         try:
             loaded = load_plain(data, lambda share: on_progress("checking", share))
         except RefusedError as refusal:
@@ -110,7 +110,7 @@ def read_snapshot(
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Pauses Python's garbage collector, which would take longer over millions of new containers than loading them."""
     is_on = gc.isenabled()
     gc.disable()

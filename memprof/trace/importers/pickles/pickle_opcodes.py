@@ -51,15 +51,16 @@ def _grammar() -> re.Pattern[bytes]:
     sizes = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(1, 9))
     whole = rb"K.|M..|J.{4}|\x8a(?:\x00|" + sizes + rb"|\x09.{8}\x00)"
     frame = rb"\x95.{8}"
-    numbers = rb"(?:%s)(?:(?:%s)?(?:%s)(?:%s)?\x86)?+" % (whole, frame, whole, frame)  # one, or a pair
+    pair = rb"(?=[KMJ\x8a\x95])(?:%s)?(?:%s)(?:%s)?\x86" % (frame, whole, frame)
+    numbers = rb"(?:%s)(?:%s)?+" % (whole, pair)  # one, or a pair
     texts = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(256))
     plain = rb"h.|j.{4}|\x94|%s|\x8c(?:%s)|q.|[N\x88\x89]|G.{8}|%s" % (numbers, texts, frame)
-    put = rb"(?:\x94|q.)?"
+    put = rb"(?:\x94|q.)?+"
     flat_dict = rb"\}%s\((?:%s)*+u" % (put, plain)
     flat_list = rb"\]%s\((?:%s|%s)*+e|\]%s(?:%s)*+a|\]%s" % (put, plain, flat_dict, put, plain, put)
     entry = rb"\}%s\((?:%s|%s)*+u" % (put, plain, flat_list)
     # Bounded, so that progress can be reported.
-    return re.compile(rb"(?:%s|%s){0,100000}+" % (plain, entry), re.DOTALL)
+    return re.compile(rb"(?:%s|%s){0,100000}+" % (entry, plain), re.DOTALL)
 
 
 _RUN: re.Pattern[bytes] | None = None
