@@ -30,8 +30,8 @@ from memprof_dashboard.views.timelines import (
 )
 
 _MOST_TABLE_ROWS = 200
-#: Cursor position in the timeline drawn last, and in that of the second recording; None without a cursor.
-_DRAWN_AT, _OTHER_DRAWN_AT = "drawn-at", "other-drawn-at"
+#: The same of the second recording's timeline as ``ids.DRAWN_AT``.
+_OTHER_DRAWN_AT = "other-drawn-at"
 #: Entries of the legend drawn last: places in the figure, and in the recording's categories.
 _LISTED = "listed"
 _LAY_SWITCH, _AXIS_SWITCH = "lay-switch", "axis-switch"
@@ -48,7 +48,6 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
             header(workspace),
             html.Div(id=ids.NOTE, role="status"),
             html.Div(id=ids.FACTS, className="verdict-bar"),
-            dcc.Store(id=_DRAWN_AT),
             dcc.Store(id=_OTHER_DRAWN_AT),
             dcc.Store(id=_LISTED),
             html.Div(
@@ -109,7 +108,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     Callbacks that can wait for the timeline do: answers share one processor, and users look at the timeline first.
     """
 
-    @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    @app.callback(Output(ids.PHASES, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     def show_phases(_: Any, window: Any) -> Any:
         view = view_of(window)
         try:
@@ -132,14 +131,14 @@ def register(app: Dash, workspace: Workspace) -> None:
         ClientsideFunction("memprof", "splitRest"),
         Output(ids.CURSOR, "data", allow_duplicate=True),
         Output(ids.PLACE, "data", allow_duplicate=True),
-        Input(_DRAWN_AT, "data"),
+        Input(ids.DRAWN_AT, "data"),
         State(ids.VIEW, "data"),
         State(ids.TICK, "data"),
         State(ids.CURSOR, "data"),
         prevent_initial_call=True,
     )
 
-    @app.callback(Output(ids.FACTS, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    @app.callback(Output(ids.FACTS, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def show_facts(_: Any, window: Any) -> Any:
         view = view_of(window)
@@ -164,7 +163,7 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
-        Output(_DRAWN_AT, "data"),
+        Output(ids.DRAWN_AT, "data"),
         Output(_LISTED, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
@@ -193,7 +192,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         return or_message(other_timeline)(workspace, view, at, theme), at, _HALF, _HALF, False
 
     @app.callback(
-        Output(ids.OVERVIEW, "figure"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"), State(ids.THEME, "data")
+        Output(ids.OVERVIEW, "figure"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"), State(ids.THEME, "data")
     )
     @or_message
     def draw_overview(_: Any, window: Any, theme: Any) -> Any:
@@ -202,7 +201,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme), clock_of(view, rank))
 
-    _move_cursor(app, workspace, ids.TIMELINE, _DRAWN_AT)
+    _move_cursor(app, workspace, ids.TIMELINE, ids.DRAWN_AT)
     _move_cursor(app, workspace, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
 
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"), **LATER)
@@ -211,7 +210,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = view_of(cursor)
         return readout(workspace.rank(view.trace, view.rank), view)
 
-    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def tabulate(_: Any, window: Any) -> Any:
         view = view_of(window)

@@ -181,12 +181,20 @@ def _area(category: str, x: Places, alive: Ints, unit_bytes: int) -> go.Scatter:
     return go.Scatter(
         x=x,
         y=heights,
-        line={"width": 0, "shape": "hv"},
-        stackgroup="alive",
-        yhoverformat=",.3f",  # with a template, plotly would ignore where nothing is to be said: of zeros
         hoverinfo=np.where(has_none, "none", "all").tolist() if has_none.any() else None,
-        **_looks(category),
+        **area_look(category),
     )
+
+
+def area_look(category: str) -> dict[str, Any]:
+    """Returns a category's area without its points."""
+    return {
+        "type": "scatter",
+        "line": {"width": 0, "shape": "hv"},
+        "stackgroup": "alive",
+        "yhoverformat": ",.3f",  # with a template, plotly would ignore where nothing is to be said: of zeros
+        **_looks(category),
+    }
 
 
 def _looks(category: str) -> dict[str, Any]:
@@ -221,9 +229,7 @@ def _phases(history: History, drawn: Drawn, x: Places) -> go.Bar:
 
     Bars are part of the hover label wherever the pointer is over them in x, so the phase costs no text per operator.
     """
-    known = phase_colours(history.phases)
-    colours = [*(known.get(name, PHASE_COLOURS["other"]) for name in history.phases), RECOMPUTED_COLOUR]
-    names = [*(escaped(name or "other", 40) for name in history.phases), RECOMPUTED]
+    looks = phase_looks(history)
     codes, columns = drawn.phase_runs(history)
     edges = x[columns]
     return go.Bar(
@@ -232,12 +238,19 @@ def _phases(history: History, drawn: Drawn, x: Places) -> go.Bar:
         width=np.diff(edges),
         offset=0,
         yaxis="y2",
-        marker={"color": [colours[code] for code in codes.tolist()], "line": {"width": 0}},
+        marker={"color": [looks[code]["colour"] for code in codes.tolist()], "line": {"width": 0}},
         name="phase",
         showlegend=False,
-        customdata=[names[code] for code in codes.tolist()],
+        customdata=[looks[code]["name"] for code in codes.tolist()],
         hovertemplate="%{customdata}",
     )
+
+
+def phase_looks(history: History) -> list[dict[str, str]]:
+    """Returns name and colour of each of a recording's phases, then those of recomputed operators."""
+    known = {"": PHASE_COLOURS["other"], **phase_colours(history.phases)}
+    looks = [{"name": escaped(name or "other", 40), "colour": known[name]} for name in history.phases]
+    return [*looks, {"name": RECOMPUTED, "colour": RECOMPUTED_COLOUR}]
 
 
 @lru_cache(maxsize=2)

@@ -19,6 +19,7 @@ from memprof_dashboard.figures.shared import draw
 from memprof_dashboard.figures.timeline import timeline
 from memprof_dashboard.palette import THEMES
 from tests.dashboard.browser.conftest import SAMPLES, Served, Shown, assert_true_peak, unit_bytes
+from tests.synthetic import write_synthetic
 
 Show = Callable[..., Shown]
 #: Operators of the sample GPT's last recorded step, and its peak (sample_traces/gpt/expected.json).
@@ -128,31 +129,74 @@ def test_keys_zoom(look: Show, gpt: Served) -> None:
     assert_true_peak(shown, 0, 3072)
 
 
-def test_keys_zoom_without_the_server(look: Show, gpt: Served) -> None:
-    """The drawn columns are enlarged at once, within 4 operators and the recording; the server's follow later."""
-    shown = look(gpt, "first=2048&end=3072&at=2100")
-    shown.wait_drawn(FIRST, END)
+#: Zooms by a key and, in the same turn of the browser, returns the range, the lines drawn, and the milliseconds taken.
+_ZOOM = """key => {
+  const start = performance.now();
+  document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  const taken = performance.now() - start;
+  const {data, layout} = document.querySelector("#timeline .js-plotly-plot");
+  const lines = data.filter((line) => line.type === "scatter" && line.xaxis !== "x3" && line.meta == null);
+  const numbers = (values) => Array.from(values._inputArray ?? values);
+  return {
+    range: layout.xaxis.range,
+    x: numbers(lines[0].x),
+    lines: Object.fromEntries(lines.map((line) => [line.name, numbers(line.y)])),
+    bytes: {MiB: 2 ** 20, GiB: 2 ** 30}[layout.yaxis.title.text],
+    notes: layout.annotations.map((note) => note.text),
+    taken,
+  };
+}"""
+
+
+def _assert_drawn_exactly(history: History, drawn: dict[str, Any]) -> None:
+    """Asserts that every column shows the fullest of its operators, with the categories alive then and the least."""
+    edges = np.array(drawn["x"], dtype=np.int64)
+    assert edges[[0, -1]].tolist() == drawn["range"]
+    total = history.total[edges[0] : edges[-1]]
+    starts = edges[:-1] - edges[0]
+    lines = {name: np.array(values[:-1]) * drawn["bytes"] for name, values in drawn["lines"].items()}
+    most = np.maximum.reduceat(total, starts)
+    np.testing.assert_array_equal(lines["total"], most)
+    np.testing.assert_array_equal(lines.pop("lowest", lines["total"]), np.minimum.reduceat(total, starts))
+    np.testing.assert_allclose(sum(lines.values()) - lines["total"], most, rtol=1e-6)
+    assert f"peak {format_bytes(int(total.max()))}" in drawn["notes"]
+
+
+@pytest.mark.parametrize("events", [30_000, 1_000_000])
+def test_keys_zoom_without_the_server(
+    show: Show, serve: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory, events: int
+) -> None:
+    """Every zoom is drawn in the browser, each column exactly; the server is asked once, when zooming has paused.
+
+    Where columns hold several operators of the recording, single ones come with its answer.
+    """
+    path = tmp_path_factory.mktemp("zoom") / "many.memprof"
+    write_synthetic(path, events)
+    served = serve(path)
+    history = served.workspace.rank(0, -1).history
+    sent: list[Any] = []
+    shown = show(served, is_drawn=False)
+    shown.page.on("response", lambda answer: "/columns?" in answer.url and sent.append(answer))
+    shown.page.reload()
+    shown.wait_any_drawn()
     shown.wait_idle()
-    held: list[Any] = []
-    shown.page.route("**/_dash-update-component*", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks it
-    ranges = [
-        shown.page.evaluate(
-            """key => {
-              document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-              return document.querySelector("#timeline .js-plotly-plot").layout.xaxis.range;
-            }""",
-            key,
-        )
-        for key in ("+", "-", "Home", *"+" * 12)
-    ]
-    assert ranges[:3] == [[2074, 2586], [2048, 3072], [0, 3072]]
-    assert ranges[-1] == ranges[-2]
-    assert ranges[-1][1] - ranges[-1][0] >= 4
-    shown.page.wait_for_timeout(50)
-    assert held
-    shown.page.unroute("**/_dash-update-component*")  # lets them go
-    shown.wait_drawn(*ranges[-1])
-    assert_true_peak(shown, *ranges[-1])
+    assert [len(answer.body()) < 2e6 for answer in sent] == [True]
+    asked: list[str] = []
+    shown.page.on("request", lambda request: asked.append(request.url))
+    shown.page.evaluate("window.setTimeout = Object.assign(() => 0, {before: window.setTimeout})")  # no pause ends
+    keys = ["Home", *"+" * 5, "-", "-", "+"]
+    drawn = [shown.page.evaluate(_ZOOM, key) for key in keys]
+    for one in drawn:
+        _assert_drawn_exactly(history, one)
+    assert not asked
+    shown.page.evaluate("window.setTimeout = window.setTimeout.before")
+    deep = [shown.page.evaluate(_ZOOM, "+") for _ in range(12)][-1]
+    assert max(deep["lines"]["total"]) * deep["bytes"] >= history.total[slice(*deep["range"])].max()
+    shown.page.wait_for_function("() => location.search.includes('first=')")
+    shown.wait_idle()
+    assert_true_peak(shown, *deep["range"])
+    assert deep["range"][1] - deep["range"][0] >= 4
+    assert asked
 
 
 def test_home_shows_everything_from_the_first_operator(look: Show, gpt: Served) -> None:
@@ -368,6 +412,7 @@ def test_back_goes_back(look: Show, gpt: Served) -> None:
     shown.wait_drawn(0, 400)
     shown.page.keyboard.press("Home")
     shown.wait_drawn(0, 3072)
+    shown.wait_view(end=3072)
     shown.page.go_back()
     shown.wait_drawn(0, 400)
     shown.page.go_forward()
