@@ -173,7 +173,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
         view, at = view_of(window), View.from_json(whole).at
         figure: Any = or_message(main_timeline)(workspace, view, at, theme)
-        return figure, at, [(place, *trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
+        return figure, at, [(place, *trace["meta"]) for place, trace in enumerate(figure.data) if trace.get("meta")]
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),

@@ -20,13 +20,15 @@ from memprof.replay.history import History
 from memprof.trace.schema import CATEGORIES, Ints
 from memprof.trace.store import Trace
 from memprof.units import parse_bytes
+from memprof_dashboard.figures import timeline as figures
 from memprof_dashboard.figures.shared import COLUMNS, draw
-from memprof_dashboard.figures.timeline import overview, timeline
 from memprof_dashboard.figures.timeline_marks import Marks
 from memprof_dashboard.pages.host import host_memory
 from memprof_dashboard.palette import FILLS, PHASE_COLOURS, RECOMPUTED_COLOUR, THEMES, fill_of, phase_colours
+from tests.browsing import as_plotly
 from tests.building import Op, Storage, make_trace
 
+timeline, overview = as_plotly(figures.timeline), as_plotly(figures.overview)
 KIB = 1024
 LIGHT = THEMES["light"]
 

@@ -27,10 +27,13 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import legend
+from memprof_dashboard.views import timelines
 from memprof_dashboard.views.changes import changed_boxes, moment_of
-from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
+from memprof_dashboard.views.timelines import _align, _anchors
+from tests.browsing import as_plotly
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
+main_timeline, other_timeline = as_plotly(timelines.main_timeline), as_plotly(timelines.other_timeline)
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 GPT = SAMPLES / "gpt" / "run.memprof"
 

@@ -57,8 +57,8 @@ def test_drawn_peak_is_the_true_peak_in_any_stretch(sample: str) -> None:
         areas = sum(history.alive_bytes(name, drawn.op_ids) for name in history.categories)
         np.testing.assert_array_equal(areas, history.total[drawn.op_ids])
     first, end = 0, history.ops
-    total = next(line for line in timeline(history, first, end, THEMES["light"]).data if line.name == "total")
-    assert float(np.max(total.y)) * 2**20 == history.total.max()
+    total = next(line for line in timeline(history, first, end, THEMES["light"]).data if line["name"] == "total")
+    assert float(np.max(total["y"])) * 2**20 == history.total.max()
 
 
 def test_drag_zooms_everything(look: Show, gpt: Served) -> None:
