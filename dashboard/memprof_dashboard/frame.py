@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, dcc
 
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import BLANK
-from memprof_dashboard.figures.timeline import legend_name, overview
+from memprof_dashboard.figures.timeline import overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import LATER, or_message, or_sentence, theme_of, view_of
@@ -32,8 +32,6 @@ from memprof_dashboard.views.timelines import (
 _MOST_TABLE_ROWS = 200
 #: The same of the second recording's timeline as ``ids.DRAWN_AT``.
 _OTHER_DRAWN_AT = "other-drawn-at"
-#: Entries of the legend drawn last: places in the figure, and in the recording's categories.
-_LISTED = "listed"
 _LAY_SWITCH, _AXIS_SWITCH = "lay-switch", "axis-switch"
 _FIRST = "first"
 _TIMELINE = {"height": "var(--timeline-height)"}
@@ -49,7 +47,6 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
             html.Div(id=ids.NOTE, role="status"),
             html.Div(id=ids.FACTS, className="verdict-bar"),
             dcc.Store(id=_OTHER_DRAWN_AT),
-            dcc.Store(id=_LISTED),
             html.Div(
                 [
                     html.Section(
@@ -108,12 +105,20 @@ def register(app: Dash, workspace: Workspace) -> None:
     Callbacks that can wait for the timeline do: answers share one processor, and users look at the timeline first.
     """
 
-    @app.callback(Output(ids.PHASES, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
-    def show_phases(_: Any, window: Any) -> Any:
+    @app.callback(
+        Output(ids.PHASES, "children"),
+        Input(ids.DRAWN_AT, "data"),
+        Input(ids.CURSOR, "data"),
+        State(ids.WINDOW, "data"),
+        **LATER,
+    )
+    def show_legend(_: Any, cursor: Any, window: Any) -> Any:
         view = view_of(window)
         try:
-            has_phases = workspace.rank(view.trace, view.rank).has_phases
-            return legend(stretches(workspace, view), has_phases=has_phases, has_categories=has_two(view))
+            rank = workspace.rank(view.trace, view.rank)
+            at = shown(view.change(at=View.from_json(cursor).at), rank).at
+            held = held_at(rank.history, at) if rank.history.ops else {}
+            return legend(stretches(workspace, view), held, has_phases=rank.has_phases)
         except MemprofError:
             return None  # the verdict's place has the reason
 
@@ -164,7 +169,6 @@ def register(app: Dash, workspace: Workspace) -> None:
     @app.callback(
         Output(ids.TIMELINE, "figure"),
         Output(ids.DRAWN_AT, "data"),
-        Output(_LISTED, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
         Input(ids.DRY, "data"),
@@ -172,8 +176,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     )
     def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
         view, at = view_of(window), View.from_json(whole).at
-        figure: Any = or_message(main_timeline)(workspace, view, at, theme)
-        return figure, at, [(place, *trace["meta"]) for place, trace in enumerate(figure.data) if trace.get("meta")]
+        return or_message(main_timeline)(workspace, view, at, theme), at
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
@@ -244,10 +247,9 @@ def _move_cursor(app: Dash, workspace: Workspace, timeline: str, drawn: str) -> 
         Input(ids.CURSOR, "data"),
         Input(drawn, "data"),
         State(ids.THEME, "data"),
-        State(_LISTED, "data"),
         prevent_initial_call=True,
     )
-    def move(cursor: Any, drawn_at: Any, theme: Any, listed: Any) -> Any:
+    def move(cursor: Any, drawn_at: Any, theme: Any) -> Any:
         view = View.from_json(cursor)
         at = view.at
         is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [drawn]
@@ -256,8 +258,4 @@ def _move_cursor(app: Dash, workspace: Workspace, timeline: str, drawn: str) -> 
         patch = Patch()
         rank = workspace.rank(view.trace, view.rank)
         patch["layout"]["shapes"][0] = cursor_line(float(on_axis(rank, view)(at + 0.5)), theme_of(theme))
-        if timeline == ids.TIMELINE and 0 <= at < rank.history.ops:
-            held = held_at(rank.history, at)
-            for place, category in [(place, rank.history.categories[row]) for place, row in listed or ()]:
-                patch["data"][place]["name"] = legend_name(category, held.get(category, 0))
         return patch

@@ -12,6 +12,7 @@
   let drawn = {}; // the data drawn here, and the server's before them
   let waiting = 0;
   let count = 0;
+  const hidden = new Set(); // areas, by their names
 
   const timeline = () => document.querySelector("#timeline .js-plotly-plot");
   const numbers = (values) => values?._inputArray ?? values;
@@ -136,19 +137,19 @@
     const line = (values, look) => ({ ...total, ...look, x, y: stairs(values), text: null,
       hovertemplate: `%{y:,.3f} ${unit}` });
     const sums = of(held.total);
-    const areas = held.areas.map((look, place) => ({ ...look, x, y: stairs(of(held.alive[place])), showlegend: false }))
-      .filter((one) => one.y.some((size) => size > 0));
+    const areas = held.areas.map((look, place) => ({ ...look, x, y: stairs(of(held.alive[place])), showlegend: false,
+      visible: !hidden.has(look.name) })).filter((one) => one.y.some((size) => size > 0));
     const data = [...areas, line(sums, { line: { ...total.line, width: columns.isExact ? 1.25 : 0.75 } })];
     const dotted = { name: "lowest", opacity: 0.45, line: { ...total.line, width: 1, dash: "dot" } };
     if (!columns.isExact) { data.push(line(columns.lowest, dotted)); }
     const found = served.find((one) => one.name === "found");
     if (found && held.found) { data.push({ ...line(of(held.found), found), x, y: stairs(of(held.found)) }); }
     const own = new Set(["total", "lowest", "found", "phase", ...held.areas.map((look) => look.name)]);
-    const others = served.filter((one) => one.meta != null || (one.xaxis !== "x3" && !own.has(one.name)));
+    const others = served.filter((one) => one.xaxis !== "x3" && !own.has(one.name));
     data.push(...others, phases(of(held.phase), x, served.find((one) => one.name === "phase")));
     const place = sums.reduce((best, size, at) => (size > sums[best] ? at : best), 0);
     const changed = marked(layout, edges, { x: x[place], size: sums[place], bytes },
-      others.filter((one) => one.meta == null).map((one) => Math.max(...numbers(one.y))));
+      others.map((one) => Math.max(...numbers(one.y))));
     const shown = `${layout.xaxis.title.text.split(" (")[0]}${columns.isExact ? "" : " (each pixel: max of several; dotted: min)"}`;
     changed.xaxis = { ...layout.xaxis, range: edges, autorange: false, title: { ...layout.xaxis.title, text: shown } };
     drawn.data = data;
@@ -198,9 +199,28 @@
     return edges;
   }
 
+  // Hides and shows areas as the legend's buttons say; the server's figures have all of them.
+  function setAreas() {
+    document.querySelectorAll("[data-area]").forEach((one) => {
+      one.setAttribute("aria-pressed", String(!hidden.has(one.dataset.area)));
+    });
+    const graph = timeline();
+    const wrong = (graph?.data ?? []).flatMap((one, place) => (
+      one.stackgroup && (one.visible !== false) === hidden.has(one.name) ? [place] : []));
+    if (wrong.length) { window.Plotly.restyle(graph, { visible: wrong.map((place) => !hidden.has(graph.data[place].name)) }, wrong); }
+  }
+
+  document.addEventListener("click", (event) => {
+    const area = event.target.closest("[data-area]")?.dataset.area;
+    if (!area) { return; }
+    if (!hidden.delete(area)) { hidden.add(area); }
+    setAreas();
+  });
+
   const none = () => window.dash_clientside.no_update;
   Object.assign(window.dash_clientside.memprof, {
     hold: function (_, view) {
+      if (hidden.size) { requestAnimationFrame(setAreas); }
       const wanted = view && JSON.stringify([view.trace, view.rank, view.find, view.tick]);
       if (!wanted || wanted === key) { return none(); }
       key = wanted;

@@ -9,7 +9,6 @@ import numpy as np
 
 from memprof.replay.history import History
 from memprof.trace.schema import Floats, Ints
-from memprof.units import format_bytes
 from memprof_dashboard.figures.peak_inset import find_inset
 from memprof_dashboard.figures.shared import LEGEND, Drawn, Figure, band, draw, escaped, hatched, note, unit_of
 from memprof_dashboard.figures.timeline_marks import Marks, Places, labels, shapes
@@ -53,13 +52,11 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
     top = max([top, *(int(line.heights.max(initial=0)) for line in marks.overlaid)])
     unit, unit_bytes = unit_of(top)
     x = marks.place(np.append(drawn.left, end))
-    listed: list[str] = []
     data: list[dict[str, Any]] = []
     for category in history.categories:
         alive = history.alive_bytes(category, drawn.op_ids)
         if alive.any():
-            data.append(_area(category, x, alive, unit_bytes) | {"showlegend": marks.held is None})
-            listed.append(category)
+            data.append(_area(category, x, alive, unit_bytes) | {"showlegend": marks.has_legend})
     ink: dict[str, Any] = {"color": theme.ink}
     total_line = _line("total", x, total, unit, unit_bytes, ink | {"width": 1.25 if drawn.is_exact else 0.75})
     if marks.told is not None:
@@ -105,18 +102,13 @@ def timeline(history: History, first: int, end: int, theme: Theme, marks: Marks 
         annotations=labels(marks, history, drawn, x, top, unit_bytes, theme),
         dragmode="zoom",
         uirevision="kept",
-        showlegend=marks.has_legend,
+        showlegend=marks.has_legend or marks.searched is not None or bool(marks.overlaid),
         legend={**LEGEND, "y": 1.05, "font": {"size": 11}},
     )
     if marks.title:
         text = {"text": escaped(marks.title), "x": 0.5, "y": 0.99, "yanchor": "top", "font": {"size": 13}}
         figure.layout |= {"title": text}
-        figure.layout["margin"] |= {"t": 56 if marks.has_legend else 36}
-    # In the legend, names of their own for areas that take no room: the cursor changes them, not those of the hover.
-    nowhere: Any = {"type": "scatter", "x": [None], "y": [None], "line": {"width": 0}, "fill": "tozeroy"}
-    for category in listed if marks.held is not None and marks.has_legend else ():
-        look = {**_looks(category), "name": legend_name(category, (marks.held or {}).get(category, 0))}
-        data.append({**nowhere, "legendrank": 1, "meta": [history.categories.index(category)], **look})
+        figure.layout["margin"] |= {"t": 56 if figure.layout["showlegend"] else 36}
     figure.data = data
     _add_inset(figure, history, drawn, marks, x, _HEADROOM * top, strip + 0.02, theme)
     return figure
@@ -170,11 +162,6 @@ def _add_inset(
     figure.layout["annotations"].append(note(left, high, text, 10.5, theme.soft, **corner, **on_paper))
 
 
-def legend_name(category: str, held: int) -> str:
-    """Returns what the legend says of a category: its label, and the bytes that it holds at the cursor."""
-    return f"{escaped(fill_of(category).label)}  {format_bytes(held)}"
-
-
 def _area(category: str, x: Places, alive: Ints, unit_bytes: int) -> dict[str, Any]:
     heights: Any = _stairs(alive, unit_bytes).astype(np.float32)  # the exact sum is the total's line
     has_none = heights < 0.0005
@@ -184,20 +171,13 @@ def _area(category: str, x: Places, alive: Ints, unit_bytes: int) -> dict[str, A
 
 def area_look(category: str) -> dict[str, Any]:
     """Returns a category's area without its points."""
+    fill = fill_of(category)
     return {
         "type": "scatter",
         "line": {"width": 0, "shape": "hv"},
         "stackgroup": "alive",
         "yhoverformat": ",.3f",  # with a template, plotly would ignore where nothing is to be said: of zeros
-        **_looks(category),
-    }
-
-
-def _looks(category: str) -> dict[str, Any]:
-    fill = fill_of(category)
-    return {
         "name": escaped(fill.label),
-        "legendgroup": escaped(fill.label),
         "mode": "lines",
         "fillcolor": fill.colour,
         "fillpattern": hatched(fill.pattern),

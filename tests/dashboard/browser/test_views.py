@@ -135,7 +135,7 @@ _ZOOM = """key => {
   document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
   const taken = performance.now() - start;
   const {data, layout} = document.querySelector("#timeline .js-plotly-plot");
-  const lines = data.filter((line) => line.type === "scatter" && line.xaxis !== "x3" && line.meta == null);
+  const lines = data.filter((line) => line.type === "scatter" && line.xaxis !== "x3");
   const numbers = (values) => Array.from(values._inputArray ?? values);
   return {
     range: layout.xaxis.range,
@@ -197,6 +197,28 @@ def test_keys_zoom_without_the_server(
     assert_true_peak(shown, *deep["range"])
     assert deep["range"][1] - deep["range"][0] >= 4
     assert asked
+
+
+def test_the_legend_hides_an_area(look: Show, gpt: Served) -> None:
+    """A category has its bytes at the cursor; a click hides its area, here and after a zoom, until the next click."""
+    shown = look(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.wait_idle()
+    button = shown.page.locator("#phases button", has_text="activations")
+    held = gpt.workspace.rank(0, -1).history.alive_bytes("activation", np.array([_peak(gpt)]))
+    assert button.locator(".held").inner_text() == format_bytes(int(held[0]))
+    is_hidden = """() => document.querySelector("#timeline .js-plotly-plot").data.find(
+      (line) => line.name === "activations").visible === false"""
+    button.click()
+    assert shown.page.evaluate(is_hidden)
+    shown.page.keyboard.press("+")
+    assert shown.page.evaluate(is_hidden)
+    shown.page.wait_for_function("() => location.search.includes('first=')")
+    shown.wait_idle()
+    shown.page.wait_for_function(is_hidden)
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert not shown.page.evaluate(is_hidden)
 
 
 def test_home_shows_everything_from_the_first_operator(look: Show, gpt: Served) -> None:
