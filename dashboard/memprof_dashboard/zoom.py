@@ -36,6 +36,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         ClientsideFunction("memprof", "hold"),
         Output(ids.ZOOMED, "clear_data"),
         Input(ids.DRAWN_AT, "data"),
+        Input(ids.PHASES, "children"),
         State(ids.WINDOW, "data"),
     )
     app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it

@@ -219,7 +219,7 @@
 
   const none = () => window.dash_clientside.no_update;
   Object.assign(window.dash_clientside.memprof, {
-    hold: function (_, view) {
+    hold: function (_, legend, view) {
       if (hidden.size) { requestAnimationFrame(setAreas); }
       const wanted = view && JSON.stringify([view.trace, view.rank, view.find, view.tick]);
       if (!wanted || wanted === key) { return none(); }
