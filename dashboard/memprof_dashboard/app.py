@@ -85,7 +85,13 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 ],
             ),
             html.H2("Pages", className="unseen"),
-            dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
+            dcc.Loading(
+                html.Section(id=ids.PANEL, **below),
+                delay_show=400,
+                type="dot",
+                className="loading",
+                overlay_style={"visibility": "visible", "opacity": 0.5},  # one part that waits hides no other
+            ),
             help_dialog(),
         ],
         className="memprof",

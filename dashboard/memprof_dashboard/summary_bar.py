@@ -58,9 +58,9 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
     device = rank.verdict()
     lines: list[Any] = [] if device.state == NO_LIMIT else [_headline(device)]
     budget = budget_of(view.budget, peak_bytes)
-    if budget:
+    if budget and view.budget.strip() != device.budget:  # or the line above has said it
         lines.append(_headline(rank.verdict(budget), is_second=bool(lines)))
-    elif view.budget.strip():
+    elif not budget and view.budget.strip():
         lines.append(html.P([_icon(MAY_NOT_FIT), _mistake(view.budget, peak_bytes)], className="warning", role="alert"))
     is_said = not lines
     if is_said:

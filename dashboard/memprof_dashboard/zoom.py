@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State
-from flask import Response, abort, request
+from flask import Response, request
 
 from memprof.errors import MemprofError
 from memprof_dashboard import ids
@@ -28,7 +28,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         try:
             packed = pack_columns(workspace.rank(view.trace, view.rank), view.find)
         except MemprofError:
-            abort(404)  # the verdict's place has the reason
+            return Response(status=204)  # the verdict's place has the reason
         return Response(packed, mimetype="application/octet-stream", headers={"Cache-Control": "no-store"})
 
     app.server.add_url_rule(f"{app.config.routes_pathname_prefix}columns", "columns", send)

@@ -226,7 +226,7 @@
       key = wanted;
       held = null;
       const search = new URLSearchParams({ trace: view.trace, rank: view.rank, find: view.find });
-      fetch(`columns?${search}`).then((answer) => (answer.ok ? answer.arrayBuffer() : null)).then(
+      fetch(`columns?${search}`).then((answer) => (answer.status === 200 ? answer.arrayBuffer() : null)).then(
         (bytes) => { if (bytes && key === wanted) { held = unpack(bytes); } },
         () => { key = ""; }, // asked again after the next figure
       );

@@ -353,6 +353,7 @@ def test_time_is_an_axis(look: Show, gpt: Served) -> None:
     assert figure["range"] == [clock[FIRST], clock[END]]
     assert max(figure["lines"]["total"]) * unit_bytes(figure["unit"]) == PEAK_BYTES
     shown.drag(0.25, 0.5)
+    shown.page.wait_for_function("() => !location.search.includes('first=2048')")
     shown.wait_idle()
     low, high = np.searchsorted(clock, clock[FIRST] + np.array([0.25, 0.5]) * (clock[END] - clock[FIRST])).tolist()
     assert [shown.view.first, shown.view.end] == pytest.approx([low - 1, high], abs=3)
