@@ -279,8 +279,8 @@ def test_narrow_peak_is_enlarged_in_an_inset() -> None:
     assert low > 0.08 + 0.92 * 11 / (1.12 * 41)  # above all that is drawn below it
     assert figure.layout.xaxis3.domain[1] < 0.35  # the label of the peak is on its other side
     assert not any(line.xaxis == "x3" for line in timeline(history, 690, 710, LIGHT).data)
-    slope = (10 * KIB + 20 * KIB * (1 - abs(np.arange(2000) - 700) / 1300)).astype(np.int64)
-    slope[[700, 701]] += 20 * KIB
+    slope = (10 * KIB + 20 * KIB * (1 - abs(np.arange(2000) - 710) / 1300)).astype(np.int64)
+    slope[[710, 711]] += 20 * KIB
     assert "xaxis3" in figures.timeline(_many_operators(2000, slope), 0, 2000, LIGHT).layout
     history.step[200:1500], history.step[1500:] = 1, 2
     steps = [shape for shape in timeline(history, 0, 2000, LIGHT).layout.shapes if shape.line.dash == "dot"]
