@@ -149,19 +149,6 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = view_of(window)
         return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
 
-    @app.callback(
-        Output(ids.GO, "data", allow_duplicate=True),
-        Input(ids.SWAP_BUTTON, "n_clicks"),
-        State(ids.VIEW, "data"),
-        prevent_initial_call=True,
-    )
-    def swap(clicks: Any, whole: Any) -> Any:
-        view = View.from_json(whole)
-        if not clicks or view.other < 0:
-            return no_update
-        start = {"first": -1, "end": -1, "at": -1, "storage": -1}
-        return {"trace": view.other, "other": view.trace, **start, "count": clicks}
-
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"), **LATER)
     def list_ranks(place: Any) -> Any:
         return no_update if place is None else rank_options(workspace, View.from_json(place).trace)

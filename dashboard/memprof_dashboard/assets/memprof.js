@@ -10,6 +10,7 @@
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
     ["side", "side"], ["by", "by"], ["lay", "lay"], ["axis", "axis"]];
   let presses = 0;
+  let current = {}; // the view
   let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
   function part(view, names, tick) {
@@ -33,6 +34,7 @@
       split: function (view, tick, ...before) {
         const none = window.dash_clientside.no_update;
         if (!view) { return [none, none, none]; }
+        current = view;
         const isFirst = !before[0];
         if (!isFirst) { setControls(view); }
         return PARTS.map((names, place) => {
@@ -117,6 +119,9 @@
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
+    if (button.id === "swap-button" && current.other >= 0) {
+      go({ trace: current.other, other: current.trace, first: -1, end: -1, at: -1, storage: -1 });
+    }
     if (button.id === "png-button") { savePictures(); }
     if (button.id === "help-button") { document.getElementById("help").showModal(); }
     if (button.className === "close-help") { button.closest("dialog").close(); }
