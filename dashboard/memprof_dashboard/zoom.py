@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State
@@ -61,28 +60,27 @@ def pack_columns(rank: Rank, find: str = "") -> bytes:
         arrays begin at a multiple of eight bytes.
     """
     history = rank.history
-    width = max(-(-history.ops // _MOST), 1)
-    count = 0 if rank.is_end_state else -(-history.ops // width)
-    left = np.arange(count) * width
-    rows = np.pad(history.total, (0, count * width - history.ops), mode="edge").reshape(-1, width) if count else None
-    op_ids = left if rows is None else left + rows.argmax(axis=1)
-    wide = [history.total[op_ids], op_ids if rows is None else rows.min(axis=1)]
+    ops = 0 if rank.is_end_state else history.ops
+    width = max(-(-ops // _MOST), 1)
+    left = np.arange(0, ops, width)
+    rows = np.pad(history.total[:ops], (0, len(left) * width - ops), mode="edge").reshape(-1, width)
+    op_ids = left + rows.argmax(axis=1)
+    wide = [history.total[op_ids], rows.min(axis=1)]
     if rank.clock is not None:
-        wide.append(rank.clock[np.append(left, history.ops)])
+        wide.append(rank.clock[np.append(left, ops)])
     chosen = storages_found(rank, find)
     if chosen is not None:
         wide.append(history.bytes_of(chosen)[op_ids])
     areas = {name: history.alive_bytes(name, op_ids) for name in history.categories}
     areas = {name: alive for name, alive in areas.items() if alive.any()}
-    looks = phase_looks(history)
-    header: Any = {
-        "ops": history.ops,
+    header = {
+        "ops": ops,
         "width": width,
-        "count": count,
+        "count": len(left),
         "hasClock": rank.clock is not None,
         "hasFound": chosen is not None,
         "areas": [area_look(name) for name in areas],
-        "phases": looks,
+        "phases": phase_looks(history),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(4 + len(text)) % 8)
