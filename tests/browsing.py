@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -42,3 +42,14 @@ def text_of(component: Any) -> str:
     if isinstance(component, str):
         return component
     return text_of(getattr(component, "children", None) or "")
+
+
+def as_plotly(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function's figures made plotly's own objects, which refuse a field that there is not."""
+    from plotly import graph_objects as go
+
+    def drawn(*args: Any) -> go.Figure:
+        figure = draw(*args)
+        return go.Figure(data=figure.data, layout=figure.layout)
+
+    return drawn

@@ -10,7 +10,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from memprof.trace.manifest import UNFINISHED
-from memprof_dashboard import frame, header, ids, parts
+from memprof_dashboard import frame, header, ids, parts, zoom
 from memprof_dashboard.editors import EDITORS
 from memprof_dashboard.guard import guarded_app
 from memprof_dashboard.header import help_dialog, recording_choices
@@ -53,6 +53,7 @@ def create_app(
     app.layout = _layout(workspace, side)
     _register(app, workspace)
     frame.register(app, workspace)
+    zoom.register(app, workspace)
     side.register(app, workspace)
     header.register_notice(app, workspace)
     for page in PAGES.values():
@@ -66,7 +67,7 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
     return html.Main(
         [
             dcc.Location(id=ids.URL, refresh=False),
-            *(dcc.Store(id=name) for name in (ids.VIEW, ids.WINDOW, ids.CURSOR, ids.PLACE, ids.KEY, ids.GO, ids.DRY)),
+            *(dcc.Store(id=name) for name in ids.STORES),
             dcc.Store(id=ids.THEME, data="light"),
             dcc.Store(id=ids.TICK, data=0),
             dcc.Interval(id=ids.LIVE, interval=_TICK_MS, disabled=not has_spool),
@@ -84,7 +85,13 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
                 ],
             ),
             html.H2("Pages", className="unseen"),
-            dcc.Loading(html.Section(id=ids.PANEL, **below), delay_show=400, type="dot", className="loading"),
+            dcc.Loading(
+                html.Section(id=ids.PANEL, **below),
+                delay_show=400,
+                type="dot",
+                className="loading",
+                overlay_style={"visibility": "visible", "opacity": 0.5},  # one part that waits hides no other
+            ),
             help_dialog(),
         ],
         className="memprof",
@@ -100,10 +107,8 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.URL, "search"),
         Input(ids.KEY, "data"),
         Input(ids.GO, "data"),
-        Input(ids.TIMELINE, "relayoutData"),
+        Input(ids.ZOOMED, "data"),
         Input(ids.TIMELINE, "clickData"),
-        Input(ids.TIMELINE_OTHER, "relayoutData"),  # it has the axis of the first
-        Input(ids.OVERVIEW, "relayoutData"),
         Input(ids.TRACE, "value"),
         Input(ids.RANK, "value"),
         Input(ids.OTHER, "value"),
@@ -251,7 +256,7 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
         return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
-    if what == "relayoutData" and isinstance(value, dict):
+    if name == ids.ZOOMED and isinstance(value, dict):
         return on_zoom(view, rank, value, clock_of(view, rank))
     if what == "clickData" and isinstance(value, dict):
         return on_click(view, rank, value)

@@ -19,7 +19,7 @@ from memprof.replay.history import History
 from memprof.trace.schema import Ints
 from memprof.trace.store import Trace
 from memprof.units import format_bytes
-from memprof_dashboard.figures.shared import draw
+from memprof_dashboard.figures.shared import draw, merged
 from memprof_dashboard.palette import THEMES, fill_of
 
 #: Size of the picture, and where the chart is in it, in pixels.
@@ -181,8 +181,8 @@ def cell_output(path: Path) -> dict[str, Any]:
         from memprof_dashboard.figures.timeline import timeline
 
         figure = timeline(history, 0, len(history.total), THEMES["light"])
-        figure.update_layout(height=_HEIGHT, paper_bgcolor="#ffffff", margin={"t": 60})
-        forms["application/vnd.plotly.v1+json"] = json.loads(figure.to_json())
+        figure.layout = merged(figure.layout, {"height": _HEIGHT, "paper_bgcolor": "#ffffff", "margin": {"t": 60}})
+        forms["application/vnd.plotly.v1+json"] = figure.to_plotly_json()
     return forms
 
 

@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, dcc
 
 from memprof_dashboard import ids, parts
 from memprof_dashboard.figures.shared import BLANK
-from memprof_dashboard.figures.timeline import legend_name, overview
+from memprof_dashboard.figures.timeline import overview
 from memprof_dashboard.figures.timeline_marks import cursor_line
 from memprof_dashboard.header import header, icon_button, rank_options
 from memprof_dashboard.page import LATER, or_message, or_sentence, theme_of, view_of
@@ -30,10 +30,8 @@ from memprof_dashboard.views.timelines import (
 )
 
 _MOST_TABLE_ROWS = 200
-#: Cursor position in the timeline drawn last, and in that of the second recording; None without a cursor.
-_DRAWN_AT, _OTHER_DRAWN_AT = "drawn-at", "other-drawn-at"
-#: Entries of the legend drawn last: places in the figure, and in the recording's categories.
-_LISTED = "listed"
+#: The same of the second recording's timeline as ``ids.DRAWN_AT``.
+_OTHER_DRAWN_AT = "other-drawn-at"
 _LAY_SWITCH, _AXIS_SWITCH = "lay-switch", "axis-switch"
 _FIRST = "first"
 _TIMELINE = {"height": "var(--timeline-height)"}
@@ -48,9 +46,7 @@ def layout(workspace: Workspace, side: SidePanel) -> html.Div:
             header(workspace),
             html.Div(id=ids.NOTE, role="status"),
             html.Div(id=ids.FACTS, className="verdict-bar"),
-            dcc.Store(id=_DRAWN_AT),
             dcc.Store(id=_OTHER_DRAWN_AT),
-            dcc.Store(id=_LISTED),
             html.Div(
                 [
                     html.Section(
@@ -109,12 +105,20 @@ def register(app: Dash, workspace: Workspace) -> None:
     Callbacks that can wait for the timeline do: answers share one processor, and users look at the timeline first.
     """
 
-    @app.callback(Output(ids.PHASES, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
-    def show_phases(_: Any, window: Any) -> Any:
+    @app.callback(
+        Output(ids.PHASES, "children"),
+        Input(ids.DRAWN_AT, "data"),
+        Input(ids.CURSOR, "data"),
+        State(ids.WINDOW, "data"),
+        **LATER,
+    )
+    def show_legend(_: Any, cursor: Any, window: Any) -> Any:
         view = view_of(window)
         try:
-            has_phases = workspace.rank(view.trace, view.rank).has_phases
-            return legend(stretches(workspace, view), has_phases=has_phases, has_categories=has_two(view))
+            rank = workspace.rank(view.trace, view.rank)
+            at = shown(view.change(at=View.from_json(cursor).at), rank).at
+            held = held_at(rank.history, at) if rank.history.ops else {}
+            return legend(stretches(workspace, view), held, has_phases=rank.has_phases)
         except MemprofError:
             return None  # the verdict's place has the reason
 
@@ -132,31 +136,18 @@ def register(app: Dash, workspace: Workspace) -> None:
         ClientsideFunction("memprof", "splitRest"),
         Output(ids.CURSOR, "data", allow_duplicate=True),
         Output(ids.PLACE, "data", allow_duplicate=True),
-        Input(_DRAWN_AT, "data"),
+        Input(ids.DRAWN_AT, "data"),
         State(ids.VIEW, "data"),
         State(ids.TICK, "data"),
         State(ids.CURSOR, "data"),
         prevent_initial_call=True,
     )
 
-    @app.callback(Output(ids.FACTS, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    @app.callback(Output(ids.FACTS, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def show_facts(_: Any, window: Any) -> Any:
         view = view_of(window)
         return facts_of(workspace.rank(view.trace, view.rank), view, workspace.second_of(view.trace))
-
-    @app.callback(
-        Output(ids.GO, "data", allow_duplicate=True),
-        Input(ids.SWAP_BUTTON, "n_clicks"),
-        State(ids.VIEW, "data"),
-        prevent_initial_call=True,
-    )
-    def swap(clicks: Any, whole: Any) -> Any:
-        view = View.from_json(whole)
-        if not clicks or view.other < 0:
-            return no_update
-        start = {"first": -1, "end": -1, "at": -1, "storage": -1}
-        return {"trace": view.other, "other": view.trace, **start, "count": clicks}
 
     @app.callback(Output(ids.RANK, "options"), Input(ids.PLACE, "data"), **LATER)
     def list_ranks(place: Any) -> Any:
@@ -164,8 +155,7 @@ def register(app: Dash, workspace: Workspace) -> None:
 
     @app.callback(
         Output(ids.TIMELINE, "figure"),
-        Output(_DRAWN_AT, "data"),
-        Output(_LISTED, "data"),
+        Output(ids.DRAWN_AT, "data"),
         Input(ids.WINDOW, "data"),
         Input(ids.THEME, "data"),
         Input(ids.DRY, "data"),
@@ -173,8 +163,7 @@ def register(app: Dash, workspace: Workspace) -> None:
     )
     def draw_timeline(window: Any, theme: Any, _: Any, whole: Any) -> Any:
         view, at = view_of(window), View.from_json(whole).at
-        figure: Any = or_message(main_timeline)(workspace, view, at, theme)
-        return figure, at, [(place, *trace.meta) for place, trace in enumerate(figure.data) if trace.meta is not None]
+        return or_message(main_timeline)(workspace, view, at, theme), at
 
     @app.callback(
         Output(ids.TIMELINE_OTHER, "figure"),
@@ -193,7 +182,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         return or_message(other_timeline)(workspace, view, at, theme), at, _HALF, _HALF, False
 
     @app.callback(
-        Output(ids.OVERVIEW, "figure"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"), State(ids.THEME, "data")
+        Output(ids.OVERVIEW, "figure"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"), State(ids.THEME, "data")
     )
     @or_message
     def draw_overview(_: Any, window: Any, theme: Any) -> Any:
@@ -202,7 +191,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         now = shown(view, rank)
         return overview(rank.history, now.first, now.end, theme_of(theme), clock_of(view, rank))
 
-    _move_cursor(app, workspace, ids.TIMELINE, _DRAWN_AT)
+    _move_cursor(app, workspace, ids.TIMELINE, ids.DRAWN_AT)
     _move_cursor(app, workspace, ids.TIMELINE_OTHER, _OTHER_DRAWN_AT)
 
     @app.callback(Output(ids.READOUT, "children"), Input(ids.CURSOR, "data"), **LATER)
@@ -211,7 +200,7 @@ def register(app: Dash, workspace: Workspace) -> None:
         view = view_of(cursor)
         return readout(workspace.rank(view.trace, view.rank), view)
 
-    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(_DRAWN_AT, "data"), State(ids.WINDOW, "data"))
+    @app.callback(Output(ids.TIMELINE_TABLE, "children"), Input(ids.DRAWN_AT, "data"), State(ids.WINDOW, "data"))
     @or_sentence
     def tabulate(_: Any, window: Any) -> Any:
         view = view_of(window)
@@ -245,10 +234,9 @@ def _move_cursor(app: Dash, workspace: Workspace, timeline: str, drawn: str) -> 
         Input(ids.CURSOR, "data"),
         Input(drawn, "data"),
         State(ids.THEME, "data"),
-        State(_LISTED, "data"),
         prevent_initial_call=True,
     )
-    def move(cursor: Any, drawn_at: Any, theme: Any, listed: Any) -> Any:
+    def move(cursor: Any, drawn_at: Any, theme: Any) -> Any:
         view = View.from_json(cursor)
         at = view.at
         is_there = at == drawn_at and list(ctx.triggered_prop_ids.values()) == [drawn]
@@ -257,8 +245,4 @@ def _move_cursor(app: Dash, workspace: Workspace, timeline: str, drawn: str) -> 
         patch = Patch()
         rank = workspace.rank(view.trace, view.rank)
         patch["layout"]["shapes"][0] = cursor_line(float(on_axis(rank, view)(at + 0.5)), theme_of(theme))
-        if timeline == ids.TIMELINE and 0 <= at < rank.history.ops:
-            held = held_at(rank.history, at)
-            for place, category in [(place, rank.history.categories[row]) for place, row in listed or ()]:
-                patch["data"][place]["name"] = legend_name(category, held.get(category, 0))
         return patch

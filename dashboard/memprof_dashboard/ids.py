@@ -14,8 +14,14 @@ PLACE = "place"
 #: A key press, and a jump requested by a page: fields of View to change.
 KEY = "key"
 GO = "go"
+#: The range of a zoom, once zooming has paused.
+ZOOMED = "zoomed"
+#: Cursor position in the timeline drawn last; None without a cursor.
+DRAWN_AT = "drawn-at"
 #: Number of dry runs that have ended: plans are predicted again from them.
 DRY = "dry"
+#: All of these, which the page keeps.
+STORES = (VIEW, WINDOW, CURSOR, PLACE, KEY, GO, ZOOMED, DRAWN_AT, DRY)
 #: ``light`` or ``dark``.
 THEME = "theme"
 #: Ticks while a recording is in progress; counts its refreshes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,9 @@ def facts_of(rank: Rank, view: View, second: tuple[int, str] | None = None) -> A
     device = rank.verdict()
     lines: list[Any] = [] if device.state == NO_LIMIT else [_headline(device)]
     budget = budget_of(view.budget, peak_bytes)
-    if budget:
+    if budget and view.budget.strip() != device.budget:  # or the line above has said it
         lines.append(_headline(rank.verdict(budget), is_second=bool(lines)))
-    elif view.budget.strip():
+    elif not budget and view.budget.strip():
         lines.append(html.P([_icon(MAY_NOT_FIT), _mistake(view.budget, peak_bytes)], className="warning", role="alert"))
     is_said = not lines
     if is_said:
@@ -246,36 +246,39 @@ def hover_text(rank: Rank, op_id: int) -> str:
     return " · ".join(escaped(text, 28) for text in texts if text)
 
 
-def legend(stretches: Sequence[tuple[History, int, int]], *, has_phases: bool, has_categories: bool) -> Any:
-    """Returns the phases of what the timelines show, with their colours.
+def legend(stretches: Sequence[tuple[History, int, int]], held: Mapping[str, int], *, has_phases: bool) -> Any:
+    """Returns the categories and phases of what the timelines show, with their colours.
 
     Args:
         stretches: Each recording, the first operator that is shown of it, and the end.
+        held: Bytes of each category at the cursor in the first; a click on one hides its area.
         has_phases: Whether phases were recorded.
-        has_categories: List the categories, too: two timelines in one window have no room for them.
     """
-    fills: dict[str, str] = {}
+    fills: dict[str, html.Button] = {}
     phases: dict[str, str] = {}
     is_recomputed = False
     for history, first, end in stretches:
         some = np.unique(np.linspace(first, max(end - 1, first), _SAMPLES).astype(np.int64))
-        present = [
-            fill_of(name) for name in history.categories if has_categories and history.alive_bytes(name, some).any()
-        ]
-        fills |= {fill.label: fill.colour for fill in present}
+        for name in history.categories:
+            if held.get(name) or history.alive_bytes(name, some).any():
+                fills.setdefault(name, _category(name, held.get(name, 0)))
         shown_phases = {history.phases[code] or "other" for code in np.unique(history.phase[first:end]).tolist()}
         colours = phase_colours(history.phases)
         phases |= {name: colour for name, colour in colours.items() if name in shown_phases}
         is_recomputed |= bool(history.runs_again[first:end].any())
     if is_recomputed:
         phases[RECOMPUTED] = RECOMPUTED_COLOUR
-    rows = [_keys("categories", list(fills.items()))] if fills else []
-    return [*rows, _keys("phases", list(phases.items()))] if has_phases else rows
+    rows = [html.Div(list(fills.values()), className="keys")]
+    keys = [html.Span([_swatch(colour), parts.name(name, 30)], className="key") for name, colour in phases.items()]
+    return [*rows, html.Div([html.Span("phases", className="soft"), *keys], className="keys")] if has_phases else rows
 
 
-def _keys(title: str, keys: list[tuple[str, str]]) -> html.Div:
-    swatches = [
-        html.Span([html.Span(className="swatch", style={"background": colour}), parts.name(name, 30)], className="key")
-        for name, colour in keys
-    ]
-    return html.Div([html.Span(title, className="soft"), *swatches], className="keys")
+def _category(name: str, held: int) -> html.Button:
+    fill = fill_of(name)
+    pressed: Any = {"aria-pressed": "true", "data-area": escaped(fill.label)}
+    content = [_swatch(fill.colour), parts.name(fill.label, 30), html.Span(format_bytes(held), className="held")]
+    return html.Button(content, type="button", className="key", title="show or hide", **pressed)
+
+
+def _swatch(colour: str) -> html.Span:
+    return html.Span(className="swatch", style={"background": colour})

@@ -100,16 +100,16 @@ def test_timeline_draws_the_plan_of_its_step_alone() -> None:
     workspace = Workspace(open_sources([GPT]))
     first, end = workspace.rank(0, -1).step_range(4)
     view = View(plan="checkpoint=layers.*")
-    names = {line.name for line in main_timeline(workspace, view, -1, "light").data}
+    names = {line["name"] for line in main_timeline(workspace, view, -1, "light").data}
     assert "with the plan" in names
     for other in (view.change(first=0, end=first), View(plan="checkpoint=attic")):
-        assert "with the plan" not in {line.name for line in main_timeline(workspace, other, -1, "light").data}
+        assert "with the plan" not in {line["name"] for line in main_timeline(workspace, other, -1, "light").data}
     (line,) = (
         one
         for one in main_timeline(workspace, view.change(first=0, end=end), -1, "light").data
-        if one.name == "with the plan"
+        if one["name"] == "with the plan"
     )
-    assert float(line.x[0]) >= first
+    assert float(line["x"][0]) >= first
 
 
 def test_of_many_steps_the_fullest_is_predicted() -> None:

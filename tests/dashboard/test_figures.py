@@ -20,13 +20,15 @@ from memprof.replay.history import History
 from memprof.trace.schema import CATEGORIES, Ints
 from memprof.trace.store import Trace
 from memprof.units import parse_bytes
+from memprof_dashboard.figures import timeline as figures
 from memprof_dashboard.figures.shared import COLUMNS, draw
-from memprof_dashboard.figures.timeline import overview, timeline
 from memprof_dashboard.figures.timeline_marks import Marks
 from memprof_dashboard.pages.host import host_memory
 from memprof_dashboard.palette import FILLS, PHASE_COLOURS, RECOMPUTED_COLOUR, THEMES, fill_of, phase_colours
+from tests.browsing import as_plotly
 from tests.building import Op, Storage, make_trace
 
+timeline, overview = as_plotly(figures.timeline), as_plotly(figures.overview)
 KIB = 1024
 LIGHT = THEMES["light"]
 
@@ -277,6 +279,9 @@ def test_narrow_peak_is_enlarged_in_an_inset() -> None:
     assert low > 0.08 + 0.92 * 11 / (1.12 * 41)  # above all that is drawn below it
     assert figure.layout.xaxis3.domain[1] < 0.35  # the label of the peak is on its other side
     assert not any(line.xaxis == "x3" for line in timeline(history, 690, 710, LIGHT).data)
+    slope = (10 * KIB + 20 * KIB * (1 - abs(np.arange(2000) - 710) / 1300)).astype(np.int64)
+    slope[[710, 711]] += 20 * KIB
+    assert "xaxis3" in figures.timeline(_many_operators(2000, slope), 0, 2000, LIGHT).layout
     history.step[200:1500], history.step[1500:] = 1, 2
     steps = [shape for shape in timeline(history, 0, 2000, LIGHT).layout.shapes if shape.line.dash == "dot"]
     assert [(shape.x0, shape.y1) for shape in steps] == [(200, low), (1500, 1)]
@@ -290,15 +295,9 @@ def test_columns_are_equally_long_on_an_axis_of_time() -> None:
     assert drawn.op_ids.tolist() == [255, 511, 767, 1022, 1023]
 
 
-def test_legend_has_what_the_cursor_holds_and_the_hover_no_zeros(history: History) -> None:
-    """The entries of the legend name the bytes; an area says nothing where it has none."""
-    figure = timeline(history, 0, 4, LIGHT, Marks(at=1.5, held={"activation": 6 * KIB}))
-    assert [line.name for line in figure.data if line.meta is not None] == [
-        "parameters  0 B",
-        "gradients  0 B",
-        "activations  6.00 KiB",
-        "kernel workspace  0 B",
-    ]
+def test_the_hover_has_no_zeros(history: History) -> None:
+    """An area says nothing where it has none."""
+    figure = timeline(history, 0, 4, LIGHT)
     (gradients,) = (line for line in figure.data if line.name == "gradients")
     assert list(gradients.hoverinfo) == ["none", "none", "all", "all", "all"]
 

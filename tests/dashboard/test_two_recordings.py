@@ -27,10 +27,13 @@ from memprof_dashboard.rank import Rank
 from memprof_dashboard.sources import Workspace, open_sources
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import legend
+from memprof_dashboard.views import timelines
 from memprof_dashboard.views.changes import changed_boxes, moment_of
-from memprof_dashboard.views.timelines import _align, _anchors, main_timeline, other_timeline
+from memprof_dashboard.views.timelines import _align, _anchors
+from tests.browsing import as_plotly, text_of
 from tests.building import Module, Op, Storage, make_tables, make_trace
 
+main_timeline, other_timeline = as_plotly(timelines.main_timeline), as_plotly(timelines.other_timeline)
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 GPT = SAMPLES / "gpt" / "run.memprof"
 
@@ -138,11 +141,13 @@ def test_legend_has_the_phases_of_both_recordings() -> None:
     stretches = [(history, 0, history.ops) for history in histories]
 
     def names(count: int) -> list[str]:
-        (row,) = legend(stretches[:count], has_phases=True, has_categories=False)
+        _, row = legend(stretches[:count], {}, has_phases=True)
         return [key.children[1].children for key in row.children[1:]]
 
     assert names(1) == ["forward", "backward"]
     assert names(2) == ["forward", "backward", "recomputed"]
+    categories, _ = legend(stretches, {"activation": 4096}, has_phases=True)
+    assert text_of(categories) == "activations4.00 KiB"
 
 
 def test_the_second_recording_has_its_own_axis_next_to_an_empty_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
   const CONTROLS = [["trace", "trace"], ["other", "other"], ["find", "find"], ["budget", "budget"], ["tabs", "tab"],
     ["side", "side"], ["by", "by"], ["lay", "lay"], ["axis", "axis"]];
   let presses = 0;
-  let zoomed = { at: 0 }; // the range of the last zoom by key, and when
+  let current = {}; // the view
   let fetchedAt = 0; // when rows were asked for that have not come; after a while they will not
 
   function part(view, names, tick) {
@@ -34,6 +34,7 @@
       split: function (view, tick, ...before) {
         const none = window.dash_clientside.no_update;
         if (!view) { return [none, none, none]; }
+        current = view;
         const isFirst = !before[0];
         if (!isFirst) { setControls(view); }
         return PARTS.map((names, place) => {
@@ -63,32 +64,9 @@
     },
   });
 
-  // Zooms by the columns that are drawn, without waiting; the server then gets the range, and sends its own columns.
-  function zoom(factor) {
-    const [graph, strip] = ["timeline", "overview"].map((id) => document.querySelector(`#${id} .js-plotly-plot`));
-    const title = graph?.layout?.xaxis?.title?.text;
-    if (!title) { return; } // nothing is drawn, or a message
-    // For a second after a key, an answer to an older one may stand there.
-    const range = Date.now() - zoomed.at < 1000 ? zoomed.range : graph.layout.xaxis.range;
-    const whole = strip?.layout?.xaxis?.range ?? range;
-    const isTime = title.includes("time");
-    const at = graph.layout.shapes[0].x0 - (isTime ? 0 : 0.5);
-    const centre = range[0] <= at && at < range[1] ? at : (range[0] + range[1]) / 2;
-    const [low, high] = factor === Infinity ? whole : range.map((edge, side) => {
-      const moved = centre + (edge - centre) * factor;
-      return Math[side ? "min" : "max"](isTime ? moved : Math.round(moved), whole[side]);
-    });
-    const least = isTime ? (whole[1] - whole[0]) / 1e6 : 4; // the server draws nothing narrower
-    if (high - low < least) { return; }
-    presses += 1; // the same range twice would not be sent
-    zoomed = { range: [low, high], at: Date.now() };
-    window.Plotly.relayout(graph, { "xaxis.range": [...zoomed.range], selectionrevision: presses });
-  }
-
   const ZOOMS = { "+": 0.5, "=": 0.5, "-": 2, Home: Infinity };
   function press(key, shift) {
-    if (ZOOMS[key]) { zoom(ZOOMS[key]); return; }
-    zoomed.at = 0;
+    if (ZOOMS[key]) { window.dash_clientside.memprof.zoomBy(ZOOMS[key]); return; }
     presses += 1;
     window.dash_clientside.set_props("key", { data: { key: key, shift: shift, count: presses } });
   }
@@ -141,6 +119,9 @@
     const button = event.target.closest("button");
     if (!button) { return; }
     if (BUTTONS[button.id]) { press(BUTTONS[button.id], false); }
+    if (button.id === "swap-button" && current.other >= 0) {
+      go({ trace: current.other, other: current.trace, first: -1, end: -1, at: -1, storage: -1 });
+    }
     if (button.id === "png-button") { savePictures(); }
     if (button.id === "help-button") { document.getElementById("help").showModal(); }
     if (button.className === "close-help") { button.closest("dialog").close(); }

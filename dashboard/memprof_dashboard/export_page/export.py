@@ -123,16 +123,15 @@ def _figures_in(report: Report, rank: Rank, theme: Theme) -> dict[str, Any]:
     at = first + report.shown.moment.op_id
     marks = Marks(at=at + 0.5, capacity_bytes=capacity if is_seen else 0)
     tree = module_tree(rank.modules)
-    drawn = {
-        "timeline": timeline(history, first, end, theme, marks),
-        "overview": overview(history, first, end, theme),
-        "treemap": treemap(boxes_by_module(bytes_by_node(history, tree, at), tree), theme),
-    }
+    boxes = treemap(boxes_by_module(bytes_by_node(history, tree, at), tree), theme)
     # Laid over the cells, hatchings ask for one colour below them, and complain of a list.
-    drawn["treemap"].update_traces(marker={"pattern": {"fillmode": "replace"}}, selector={"type": "treemap"})
-    for figure in drawn.values():
-        figure.layout.template = None
-    return {place: json.loads(figure.to_json() or "{}") for place, figure in drawn.items()}
+    boxes.update_traces(marker={"pattern": {"fillmode": "replace"}}, selector={"type": "treemap"})
+    boxes.layout.template = None
+    return {
+        "timeline": timeline(history, first, end, theme, marks).to_plotly_json(),
+        "overview": overview(history, first, end, theme).to_plotly_json(),
+        "treemap": json.loads(boxes.to_json() or "{}"),
+    }
 
 
 def _body(report: Report, rank: Rank, rows: int | None) -> str:

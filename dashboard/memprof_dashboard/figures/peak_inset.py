@@ -57,7 +57,7 @@ def find_inset(history: History, drawn: Drawn, marks: Marks, edges: Places, top:
     base = int(total[~is_near].max(initial=0))
     if not base or total[place] < _HIGHER * base:
         return None
-    high = np.flatnonzero(is_near & (total > base))
+    high = np.flatnonzero(is_near & (total > (base + int(total[place])) / 2))  # at half its height: it may end a slope
     if shares[high[-1] + 1] - shares[high[0]] > _NARROW:
         return None
     peak = int(drawn.op_ids[place])

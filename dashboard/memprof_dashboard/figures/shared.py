@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,22 +72,56 @@ def band(first: float, end: float, color: str, opacity: float, **more: Any) -> d
     return {"x0": first, "x1": end, "y0": 0, "y1": 1, "yref": "paper", **look, **more}
 
 
+class Figure:
+    """A figure as plotly.js reads it, where plotly's own classes take a seventh of a second to check the first one.
+
+    Attributes:
+        data: Its traces.
+        layout: Its layout.
+    """
+
+    def __init__(self, theme: Theme, **layout: Any) -> None:
+        """Begins a figure without traces; fields of ``layout`` are merged into the look of all figures."""
+        self.data: list[dict[str, Any]] = []
+        self.layout = merged(_look(theme), layout)
+
+    def to_plotly_json(self) -> dict[str, Any]:
+        """Returns it for JSON, numbers as base64: the method that dash and plotly call."""
+        return {"data": [{key: _packed(value) for key, value in trace.items()} for trace in self.data]} | {
+            "layout": self.layout
+        }
+
+
+def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested fields with others put in."""
+    both = {key: merged(base[key], more[key]) for key in base.keys() & more if isinstance(base[key], dict)}
+    return {**base, **more, **both}
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return {"dtype": value.dtype.str[1:], "bdata": base64.b64encode(value.tobytes()).decode()}
+
+
+def _look(theme: Theme) -> dict[str, Any]:
+    axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": theme.ink, "family": "system-ui, sans-serif", "size": 12},
+        "hoverlabel": {"bgcolor": theme.paper, "font": {"color": theme.ink}, "namelength": -1, "align": "left"},
+        "margin": {"l": 56, "r": 16, "t": 16, "b": 40},
+        "xaxis": axis,
+        "yaxis": axis,
+        "legend": {"traceorder": "reversed", "itemsizing": "constant"},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": theme.soft, "activecolor": theme.accent},
+    }
+
+
 def framed(figure: go.Figure, theme: Theme, *, height: int | None = None) -> go.Figure:
     """Applies the page's colours to a figure with a transparent background."""
-    axis = {"gridcolor": theme.faint, "zerolinecolor": theme.faint, "linecolor": theme.faint, "automargin": True}
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": theme.ink, "family": "system-ui, sans-serif", "size": 12},
-        hoverlabel={"bgcolor": theme.paper, "font": {"color": theme.ink}, "namelength": -1, "align": "left"},
-        margin={"l": 56, "r": 16, "t": 16, "b": 40},
-        xaxis=axis,
-        yaxis=axis,
-        legend={"traceorder": "reversed", "itemsizing": "constant"},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.soft, "activecolor": theme.accent},
-        height=height,
-    )
+    figure.update_layout(template="none", height=height, **_look(theme))
     return figure
 
 

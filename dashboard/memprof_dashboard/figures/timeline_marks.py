@@ -68,7 +68,6 @@ class Marks:
         cuts: Operators at which a column has to begin, None for none: a phase that is short here may be long there.
         axis: The range of the x axis where it is another recording's or time, None for that of the operators.
         clock: When each operator begins in ms, and the end, where the axis is time; shape ``(ops + 1,)``.
-        held: Bytes of each category at the cursor, which the legend lists; None for the names alone.
     """
 
     at: float | None = None
@@ -85,7 +84,6 @@ class Marks:
     cuts: Ints | None = None
     axis: tuple[float, float] | None = None
     clock: Floats | None = None
-    held: dict[str, int] | None = None
 
 
 def shapes(marks: Marks, history: History, drawn: Drawn, unit_bytes: int, theme: Theme) -> list[dict[str, object]]:

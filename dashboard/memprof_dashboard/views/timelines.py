@@ -96,8 +96,7 @@ def main_timeline(workspace: Workspace, view: View, at: int, theme: Any) -> Any:
         overlaid=tuple(replace(one, edges=to_x(one.edges)) for one in overlaid),
         told=lambda op_id: hover_text(rank, op_id),
         title=workspace.source(view.trace).name if is_above else "",
-        has_legend=not is_above,
-        held=held_at(history, at),
+        has_legend=False,
         **_axis_of(rank, view),
     )
     return timeline(history, now.first, now.end, theme_of(theme), marks)

@@ -122,7 +122,7 @@ def plan_facts(detail: Detail, at: int, found: Suggestion) -> list[Any]:
         f"({describe_slowdown(one, found)}). Estimate: {found.source_of(one)}; {NUMERICS_IN_WORDS[one.numerics]}."
     )
     return [
-        html.H3(parts.name(one.plan.describe(), 300)),
+        html.H3(parts.name(found.short(one.plan.describe()), 300)),
         html.P([html.Strong(format_bytes(one.peak_bytes)), " ", parts.sentence(summary, 500)]),
         parts.facts(detail.policies, label="plan, policy by policy"),
         *command_of(SAVE, commands_under(found.manifest, "plan.toml")),

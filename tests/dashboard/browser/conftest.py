@@ -42,8 +42,8 @@ _ARGUMENTS = (
 _FIGURE = """id => {
   const drawn = document.querySelector(`#${id} .js-plotly-plot`);
   const numbers = (values) => Array.from(values._inputArray ?? values);
-  // Without the inset around a narrow peak, and what stands in the legend only.
-  const lines = drawn.data.filter((line) => line.type === "scatter" && line.xaxis !== "x3" && line.meta == null);
+  // Without the inset around a narrow peak.
+  const lines = drawn.data.filter((line) => line.type === "scatter" && line.xaxis !== "x3");
   return {
     lines: Object.fromEntries(lines.map((line) => [line.name, numbers(line.y)])),
     x: numbers(lines[0].x),
