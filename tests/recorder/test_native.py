@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._C import _autograd, _profiler
 
+from memprof.recorder.profiler import native, sessions
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents, allocations, device_sizes_of
 from memprof.recorder.profiler.sessions import ProfilerSession
 from tests.recorder.conftest import Logged
@@ -25,6 +26,16 @@ def table() -> Iterator[AllocatorTable]:
     table.switch_on(is_late=True)
     yield table
     table.switch_off()
+
+
+@pytest.fixture(params=["profiler", "listener"], autouse=True)
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs each test with torch's profiler, and with the listener."""
+    if request.param == "listener":
+        request.getfixturevalue("with_listener")
+        return
+    for module in (sessions, native):
+        monkeypatch.setattr(module, "find_listener", lambda: None)
 
 
 @pytest.fixture
