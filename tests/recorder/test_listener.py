@@ -63,7 +63,7 @@ def test_every_thread_of_backward_is_heard(events: NativeEvents, sizes: Sizes) -
 
 
 def test_a_session_of_the_jobs_ends_it_and_is_whole(events: NativeEvents, sizes: Sizes) -> None:
-    """The job's begins as without memprof, also after one that backward has put back; torch says that none runs before."""
+    """The job's begins as without memprof, also after one that backward has put back; until then torch reports none."""
     guard = ProfilerGuard()
     guard.install()
     try:
@@ -199,8 +199,6 @@ def test_recordings_hold_the_same_events_either_way(listener_library: Path, tmp_
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == plain.stdout
         events = Trace.open(tmp_path / "run.memprof").table(AllocatorEvents)
-        found.append(
-            list(zip(events.action.tolist(), events.size_bytes.tolist(), events.op_id.tolist(), strict=True))
-        )
+        found.append(list(zip(events.action.tolist(), events.size_bytes.tolist(), events.op_id.tolist(), strict=True)))
     assert found[0] == found[1]
     assert len(found[0]) > 100

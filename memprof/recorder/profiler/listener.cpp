@@ -19,9 +19,14 @@ namespace {
 using namespace torch::profiler::impl;
 using Local = c10::ThreadLocalDebugInfo;
 
+// The CPU's highest count since Python last reset it; a reset that meets a report may lose that report.
+std::atomic<int64_t> high{0};
+
 struct Listener final : ProfilerStateBase {
-  Listener() : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled)) {
-    cpu.reserve(1 << 14);
+  explicit Listener(bool keeps_rows)
+      : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled)), keeps_rows(keeps_rows) {
+    if (keeps_rows)
+      cpu.reserve(1 << 14);
   }
 
   bool memoryProfilingEnabled() const override {
@@ -36,6 +41,11 @@ struct Listener final : ProfilerStateBase {
   void reportMemoryUsage(void* address, int64_t size, size_t total, size_t, c10::Device device) noexcept override {
     if (!is_on.load(std::memory_order_relaxed))
       return;
+    if (!keeps_rows) {
+      if (device.is_cpu() && static_cast<int64_t>(total) > high.load(std::memory_order_relaxed))
+        high.store(static_cast<int64_t>(total), std::memory_order_relaxed);
+      return;
+    }
     std::lock_guard<std::mutex> guard(lock);
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -51,6 +61,7 @@ struct Listener final : ProfilerStateBase {
     }
   }
 
+  const bool keeps_rows; // or else the highest count alone
   std::atomic<bool> is_on{true};
   bool is_full = false;
   std::mutex lock;
@@ -92,15 +103,16 @@ int memprof_clear() noexcept {
 }
 
 // Starts in this thread; returns 0 if a profiler has the slot.
-int memprof_start() noexcept {
+int memprof_start(int keeps_rows) noexcept {
   try {
     if (last)
       last->is_on = false;
     if (!memprof_clear() || Local::get(c10::DebugInfoKind::PROFILER_STATE))
       return 0;
-    auto made = std::make_shared<Listener>();
+    auto made = std::make_shared<Listener>(keeps_rows != 0);
     Local::_push(c10::DebugInfoKind::PROFILER_STATE, made);
     last = std::move(made);
+    high = 0;
     return 1;
   } catch (...) { // no memory
     return 0;
@@ -114,6 +126,11 @@ int memprof_stop() noexcept {
   std::lock_guard<std::mutex> guard(last->lock);
   last->is_on = false;
   return is_in_slot(last.get()) && !last->is_full;
+}
+
+// Returns where the highest count is.
+void* memprof_high() noexcept {
+  return &high;
 }
 
 // Returns the number of words of the rows, and where they are: the CPU's, or those of CUDA devices.

@@ -43,6 +43,9 @@ assert rows[1:3].tolist() == [kept.data_ptr(), kept.nbytes] and sum(rows[2::4]) 
 assert listener.clear()
 torch.ones(10)
 assert listener.stop() is None
+assert listener.start(keeps_events=False)
+torch.ones(10)
+assert listener.high.value >= kept.nbytes + 40 and not listener.stop().cpu and listener.clear()
 """
 
 
@@ -59,7 +62,11 @@ class Heard(NamedTuple):
 
 
 class Listener:
-    """The library, which listens in one thread at a time and in those that run its backward."""
+    """The library, which listens in one thread at a time and in those that run its backward.
+
+    Attributes:
+        high: The CPU allocator's highest count since this was last set to 0, while it listens without keeping events.
+    """
 
     def __init__(self, path: Path) -> None:
         """Loads it; torch's own libraries, which it needs, are loaded already.
@@ -72,10 +79,16 @@ class Listener:
         """
         self._library: Any = ctypes.PyDLL(str(path))  # holds the interpreter's lock: its functions take less than that
         self._library.memprof_rows.restype = ctypes.c_int64
+        self._library.memprof_high.restype = ctypes.c_void_p
+        self.high = ctypes.c_int64.from_address(self._library.memprof_high())
 
-    def start(self) -> bool:
-        """Starts in this thread; returns False if a profiler runs in it."""
-        return bool(self._library.memprof_start())
+    def start(self, *, keeps_events: bool = True) -> bool:
+        """Starts in this thread; returns False if a profiler runs in it.
+
+        Args:
+            keeps_events: Keep each event, and not the highest count alone.
+        """
+        return bool(self._library.memprof_start(int(keeps_events)))
 
     def stop(self) -> Heard | None:
         """Stops, and returns the events; None if it was not running in this thread, or lacked memory for them.

@@ -77,6 +77,18 @@ class AllocatorTable:
             self._found_log_level = self._log_level.value
             self._log_level.value = max(self._log_level.value, 2)
 
+    def rest(self, *, is_resting: bool) -> None:
+        """Leaves the table to a listener, which has this thread's allocations in it at a tenth of the time, or resumes.
+
+        Others' threads are then missing: there must be none. What one that starts later allocates before `rest` ends
+        is unknown to the table, of which the allocator would warn as of older memory.
+        """
+        if self._is_on and self._report is not None:
+            self._report.value = not is_resting or AllocatorTable._users > 1
+            if is_resting and self._found_log_level is None and self._log_level is not None:
+                self._found_log_level = self._log_level.value
+                self._log_level.value = max(self._log_level.value, 2)
+
     def switch_off(self) -> None:
         """Restores the allocator's flags, unless already done: another recorder may have enabled them since."""
         if not self._is_on:

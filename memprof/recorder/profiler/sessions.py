@@ -64,13 +64,14 @@ class ProfilerSession:
         self._is_abandoned = False
         self._listener: Listener | None = None
 
-    def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False) -> bool:
+    def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False, keeps_events: bool = True) -> bool:
         """Starts, unless the job's own session is running or warming up, or no file can be opened.
 
         Args:
             scope: Which of torch's scopes to record.
             profile_memory: Record allocations.
             with_device: Also time the work on the CUDA device.
+            keeps_events: Keep each event; the listener may keep the highest count alone.
 
         Returns:
             Whether it was started.
@@ -87,7 +88,7 @@ class ProfilerSession:
             self.is_running, self._is_lost, self._is_abandoned = True, False, False
             _running = self
             if self._listener is not None:
-                if not self._listener.start():
+                if not self._listener.start(keeps_events=keeps_events):
                     _running, self.is_running = None, False
                 return self.is_running
             _begin(scope, profile_memory=profile_memory, with_device=with_device)
@@ -206,6 +207,11 @@ def way_is_taken() -> None:
     global _beginning  # noqa: PLW0603 - as in start
     with _lock:
         _beginning -= 1
+
+
+def has_listeners() -> bool:
+    """Whether a thread may still hold a listener that is over: the job's next session there must remove it."""
+    return bool(_listened)
 
 
 def clear_leftovers() -> None:
