@@ -11,10 +11,7 @@ import ctypes
 import hashlib
 import os
 import platform
-import shutil
-import subprocess
 import sys
-import tempfile
 from array import array
 from functools import cache
 from pathlib import Path
@@ -146,6 +143,8 @@ def build() -> str:
     """
     if sys.platform != "linux":
         return "it is built on Linux only"
+    import tempfile  # here and below: the job gets no needless modules
+
     compiler = _compiler()
     if compiler is None:
         return _NO_COMPILER
@@ -168,6 +167,8 @@ def build() -> str:
 
 def _run(command: list[str]) -> str:
     """Runs a command; returns why it failed, "" if it did not."""
+    import subprocess
+
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         done = subprocess.run(
@@ -182,6 +183,8 @@ def _run(command: list[str]) -> str:
 
 
 def _compiler() -> str | None:
+    import shutil
+
     names = (os.environ.get("CXX", ""), *_COMPILERS)
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
