@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,15 @@ import pytest
 import torch
 from torch._C import _autograd
 
+import memprof
+from memprof.recorder.light import allocators
+from memprof.recorder.light.events import Budget
 from memprof.recorder.profiler import listener
 from memprof.recorder.profiler.listener import Listener, build, library_path, why_none
-from memprof.recorder.profiler.native import NativeEvents
+from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
-from memprof.trace.schema import AllocatorEvents
+from memprof.recorder.profiler.torch_library import core_flag
+from memprof.trace.schema import AllocatorEvents, StepPeaks
 from memprof.trace.store import Trace
 from tests.recorder.conftest import Logged
 
@@ -86,6 +93,22 @@ def test_a_session_of_the_jobs_ends_it_and_is_whole(events: NativeEvents, sizes:
         assert sizes()[heard:] == [28, -28]
     finally:
         guard.remove()
+
+
+def test_a_recorder_that_failed_leaves_nothing_in_the_way_of_the_jobs_session(events: NativeEvents) -> None:
+    """The guard stays as long as a listener does, and goes with the next one."""
+    before = _autograd._prepare_profiler
+    for _ in range(2):
+        guard = ProfilerGuard()
+        guard.install()
+        assert events.start()
+        guard.remove()
+        with torch.profiler.profile() as profile:
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        assert "aten::mm" in {event.key for event in profile.key_averages()}
+        assert not events.is_running
+    guard.remove()
+    assert _autograd._prepare_profiler is before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -171,6 +194,49 @@ def test_a_library_that_others_may_have_written_is_not_loaded(
     found[0, 0] = why_none()
     listener.find_listener.cache_clear()
     assert list(found.values()) == ["", *["built, but others may have written it"] * 2, "built, but cannot be loaded"]
+
+
+def test_a_light_recording_has_the_highest_count_of_every_step(
+    with_listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, temporaries inside kernels included, without a stretch of events; torch's own table rests."""
+    monkeypatch.setattr(allocators, "find_listener", lambda: with_listener)
+    monkeypatch.setattr(Budget, "may_listen", lambda _: False)
+    table = AllocatorTable()
+    table.switch_on(is_late=True)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(rows: int) -> None:
+        (model(torch.ones(rows, 64)).sort(stable=True)[0].mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(8)
+    sizes = [8, 8, 64, 512, 8, 8]
+    flag, is_kept = core_flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool), []
+    with memprof.record(tmp_path / "run.memprof", light=True):
+        table.switch_off()  # the recorder's own user is the only one now
+        for rows in sizes:
+            train(rows)
+            is_kept.append(flag.value)
+    assert not flag.value
+    assert is_kept[:2] == [True, True]
+    assert threading.active_count() > 1 or is_kept[3:] == [False] * 3
+    table.switch_on(is_late=True)
+    highest = []
+    for rows in sizes:
+        assert with_listener.start()
+        train(rows)
+        heard = with_listener.stop()
+        assert heard is not None
+        assert with_listener.clear()
+        highest.append(max(accumulate(heard.cpu[2::4])))
+    table.switch_off()
+    peaks = Trace.open(tmp_path / "run.memprof").table(StepPeaks)
+    assert set(peaks.how[: len(sizes)]) == {"heard"}
+    rises = peaks.allocated_bytes[1 : len(sizes)] - peaks.allocated_bytes[0]
+    assert rises.tolist() == [high - highest[0] for high in highest[1:]]
 
 
 _JOB = """

@@ -102,14 +102,15 @@ class ExactCount:
         is_resting: The table rests.
     """
 
-    def __init__(self, count: AllocatorCount, table: AllocatorTable) -> None:
+    def __init__(self, count: AllocatorCount, table: AllocatorTable, *, is_allowed: bool) -> None:
         """Starts off.
 
         Args:
             count: Receives the highest count.
             table: The allocator's table, enabled.
+            is_allowed: No plan applies, which may have sessions of its own.
         """
-        self._count, self._table = count, table
+        self._count, self._table, self._is_allowed = count, table, is_allowed
         self._session = ProfilerSession()
         self._has_threads = False
         self.is_resting = False
@@ -122,7 +123,7 @@ class ExactCount:
     def start(self, step: int) -> bool:
         """Listens to a step that begins; returns whether it does."""
         listener = find_listener()
-        if listener is None or not self._count.is_found:
+        if listener is None or not self._is_allowed or not self._count.is_found:
             return False
         if not self._session.is_running:
             memory = _profiler.RecordScope.LITE_INTERPRETER

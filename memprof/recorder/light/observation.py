@@ -60,7 +60,14 @@ class LightObservation(ThreadObservation):
     _log: LightLog
 
     def __init__(
-        self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, table: AllocatorTable, *, is_late: bool
+        self,
+        folder: Path,
+        rounds: OptimizerRounds,
+        count: AllocatorCount,
+        table: AllocatorTable,
+        *,
+        is_late: bool,
+        has_plan: bool,
     ) -> None:
         """Opens the recording.
 
@@ -70,6 +77,7 @@ class LightObservation(ThreadObservation):
             count: The CPU allocator's count.
             table: The allocator's table: if it is available, native events are complete.
             is_late: Tensors were allocated before the allocator's table was enabled.
+            has_plan: The job runs under a plan.
 
         Raises:
             OSError: The spool cannot be written.
@@ -80,7 +88,7 @@ class LightObservation(ThreadObservation):
         super().__init__(log, start, log.main_folder, rounds)
         self.failed_at: tuple[int, int] | None = None
         self._count = count
-        self._exact = ExactCount(count, table)
+        self._exact = ExactCount(count, table, is_allowed=not has_plan)
         self._is_exact = False  # the current step was listened to from its start
         self._has_native_events = table.is_available and LightEvents.is_available()
         self._events = LightEvents(log, self._attribute)

@@ -210,8 +210,8 @@ def way_is_taken() -> None:
 
 
 def has_listeners() -> bool:
-    """Whether a thread may still hold a listener that is over: the job's next session there must remove it."""
-    return bool(_listened)
+    """Whether a thread may still hold a listener: the job's next session there must remove it."""
+    return bool(_listened) or (_running is not None and _running._listener is not None)
 
 
 def clear_leftovers() -> None:
