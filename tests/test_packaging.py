@@ -72,6 +72,7 @@ def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "memprof").rglob("*.py")}
     assert modules <= set(wheel.namelist())
     assert "memprof/launch/bootstrap/sitecustomize.py" in modules
+    assert "memprof/recorder/profiler/listener.cpp" in wheel.namelist()
 
 
 def test_wheel_holds_the_manual_pages(wheel: zipfile.ZipFile) -> None:

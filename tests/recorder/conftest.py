@@ -13,6 +13,7 @@ import torch
 
 import memprof
 from memprof.recorder.log import RawLog
+from memprof.recorder.profiler import listener, native, sessions
 from memprof.trace.files.spool import COLUMNS
 from memprof.trace.files.spool_writer import SpoolWriter
 from memprof.trace.store import Trace
@@ -28,6 +29,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def listener_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds the listener in a cache folder of the tests' own; skips where that is not possible."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        fault = listener.build()
+        if fault and "no C++ compiler" not in fault and "Linux only" not in fault:
+            pytest.fail(fault)
+        if fault:
+            pytest.skip(fault)
+        return listener.library_path()
+
+
+@pytest.fixture
+def with_listener(listener_library: Path, monkeypatch: pytest.MonkeyPatch) -> listener.Listener:
+    """Has this process's sessions use it."""
+    found = listener.Listener(listener_library)
+    for module in (sessions, native):
+        monkeypatch.setattr(module, "find_listener", lambda: found)
+    return found
 
 
 class RecordJob(Protocol):

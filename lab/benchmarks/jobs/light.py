@@ -118,6 +118,8 @@ def plain(recorder: Any) -> Iterator[None]:
     tables = (hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks)
     kept = [dict(table) for table in tables]
     start = time.thread_time_ns()
+    exact = recorder._observation._exact
+    exact.stop()
     recorder._calls.remove()
     recorder._table._report.value = False
     for table in tables:
@@ -130,6 +132,7 @@ def plain(recorder: Any) -> Iterator[None]:
         recorder._table._report.value = True
         recorder._calls.install()
         observation, passed = recorder._observation, time.thread_time_ns() - start
+        exact.start(observation.step)
         observation._budget._start_ns += passed
         observation._kept._began += passed / 1e9
         observation._origins._began_ns += passed

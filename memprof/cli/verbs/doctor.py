@@ -26,23 +26,32 @@ _WIDTH = 100
 Examples:
   memprof doctor
   memprof doctor --quick
+  memprof doctor --build
   memprof doctor --json > environment.json
   memprof doctor --describe-card > card.json"""
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Skip the test recording.")
+@click.option("--build", "is_build", is_flag=True, help="Build the native listener for this torch.")
 @click.option("--describe-card", "is_card", is_flag=True, help="Print the GPUs of this machine as JSON, to contribute.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
-def doctor(is_quick: bool, is_card: bool, is_json: bool) -> int:
+def doctor(is_quick: bool, is_build: bool, is_card: bool, is_json: bool) -> int:
     """Check that recording works here and suggest fixes.
 
     Checks this Python's torch and its devices, the output folder, libraries, and the variables and settings in force;
     then records and reads a job of a few lines. The exit code is 0 if recording works, and 3 if it does not.
+
+    With --build, nothing else is done: a small library in C++ is compiled against this torch, which takes about ten
+    seconds, and put into the cache folder ($XDG_CACHE_HOME or ~/.cache). Recordings use it from then on to read
+    allocations at less cost, with the same results. It takes a C++ compiler, and Linux.
 
     With --describe-card, nothing is checked: the name, compute capability, multiprocessors and memory of each GPU are
     printed, and its properties as cuDNN reads them, which dry runs describe to cuDNN on machines without one.
     """
     from memprof.launch.doctor.examine import examine
 
+    if is_build:
+        print(_build_listener())
+        return 0
     if is_card:
         print(json.dumps(_describe_cards(), indent=2, allow_nan=False))
         return 0
@@ -52,6 +61,18 @@ def doctor(is_quick: bool, is_card: bool, is_json: bool) -> int:
     else:
         _show(found)
     return 0 if found.works else InconclusiveError.exit_code
+
+
+def _build_listener() -> str:
+    """Builds it, and returns where it is."""
+    from memprof.launch.doctor.torch_check import check_torch
+
+    findings, probed = check_torch(builds=True)
+    if not probed.get("listener"):
+        raise InconclusiveError(f"the listener cannot be built: {findings[0].what}: {findings[0].says}")
+    if probed["lacks_listener"]:
+        raise InconclusiveError(f"the listener could not be built: {probed['lacks_listener']}")
+    return str(probed["listener"])
 
 
 def _describe_cards() -> list[dict[str, Any]]:

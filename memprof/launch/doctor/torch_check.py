@@ -39,8 +39,11 @@ _BYTES = 64 * 64 * 4
 _WHAT = "self-test"
 
 
-def check_torch() -> tuple[list[Finding], dict[str, Any]]:
+def check_torch(*, builds: bool = False) -> tuple[list[Finding], dict[str, Any]]:
     """Finds torch, imports it in another process, and judges its capabilities.
+
+    Args:
+        builds: Build the listener for it first.
 
     Returns:
         The findings, and the probe's facts about torch, empty if it could not be probed.
@@ -60,7 +63,7 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
         return [Finding(FAIL, "torch", f"{version} is too old", f"Install torch {OLDEST} or newer: {_INSTALL}.")], {
             "version": version
         }
-    probed, fault = _probe()
+    probed, fault = _probe(*["--build"] * builds)
     if probed is None:
         return [
             Finding(
@@ -70,7 +73,7 @@ def check_torch() -> tuple[list[Finding], dict[str, Any]]:
                 "Fix it until python -c 'import torch' works, or reinstall it.",
             )
         ], {}
-    return [_judge_version(probed), _judge_cpu(probed), *_judge_devices(probed)], probed
+    return [_judge_version(probed), _judge_cpu(probed), _judge_listener(probed), *_judge_devices(probed)], probed
 
 
 def _installed_version() -> str | None:
@@ -80,9 +83,9 @@ def _installed_version() -> str | None:
         return None  # not installed, or copied without metadata
 
 
-def _probe() -> tuple[dict[str, Any] | None, str]:
+def _probe(*options: str) -> tuple[dict[str, Any] | None, str]:
     """Returns the probe's facts, or None and the last line of its error."""
-    command = [sys.executable, str(_PROBE), str(_ROOT)]
+    command = [sys.executable, str(_PROBE), str(_ROOT), *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -118,6 +121,13 @@ def _judge_cpu(probed: dict[str, Any]) -> Finding:
         f"storages one by one: this torch was built without {lacks}, so kernel workspaces are not recorded",
         "An official build of torch records every allocation.",
     )
+
+
+def _judge_listener(probed: dict[str, Any]) -> Finding:
+    if not probed["lacks_listener"]:
+        return Finding(OK, "listener", "built: allocations are read from it, not from torch's profiler, at less cost")
+    says = f"{probed['lacks_listener']}; allocations are read from torch's profiler, at more cost"
+    return Finding(NOTE, "listener", says, "Optional; build it with memprof doctor --build.")
 
 
 def _judge_devices(probed: dict[str, Any]) -> list[Finding]:

@@ -11,12 +11,19 @@ import sys
 from typing import Any
 
 
-def probe() -> dict[str, Any]:
-    """Imports torch and queries its capabilities."""
+def probe(*, builds: bool) -> dict[str, Any]:
+    """Imports torch and queries its capabilities.
+
+    Args:
+        builds: Build the listener first.
+    """
     import torch
 
     from memprof.recorder.device_sampling import driver_version
+    from memprof.recorder.profiler.listener import build, library_path, why_none
     from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
+
+    fault = build() if builds else ""
 
     has_cuda = bool(torch.cuda.is_available())
     cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if has_cuda else 0)]
@@ -24,6 +31,8 @@ def probe() -> dict[str, Any]:
         "version": str(torch.__version__),
         "file": str(torch.__file__),
         "hears_events": NativeEvents.is_available(),
+        "listener": str(library_path()),
+        "lacks_listener": fault or why_none(),
         "keeps_blocks": AllocatorTable().is_available,
         "cuda_build": str(torch.version.cuda or ""),
         "hip_build": str(torch.version.hip or ""),
@@ -49,4 +58,4 @@ if __name__ == "__main__":
     # This folder's modules must not shadow others by their bare names, and memprof may not be on Python's own path.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path = [*(path for path in sys.path if path != here), sys.argv[1]]
-    print(json.dumps(probe()))
+    print(json.dumps(probe(builds=sys.argv[2:] == ["--build"])))

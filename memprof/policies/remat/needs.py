@@ -7,6 +7,7 @@ read from it when it ends or is cut; the estimate is used until then.
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left, bisect_right
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch._C import _profiler
 from memprof.policies.remat.cells import Need
 from memprof.policies.remat.counters import Counter
 from memprof.recorder.calls.dispatch_modes import is_higher_order, map_tensors, tensors_in
-from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
+from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of, in_time
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import may_start, short_session
 from memprof.trace.operator_facts import (
@@ -90,7 +91,7 @@ class Needs:
                 start = _now_ns()
                 result = function(*args, **kwargs)
                 took_ns = _now_ns() - start
-                highest, _ = highest_of(allocations(session.stop()))
+                highest, _ = highest_of(in_time(allocations(session.stop())))
         if not need.is_measured:
             start, start_wall = _now_ns(), _wall_ns()
             result = function(*args, **kwargs)
@@ -105,14 +106,13 @@ class Needs:
         need.highest_bytes = max(highest, self._counter.used_bytes() - before, 0)
         return result, took_ns / 1000
 
-    def _read_events(self, events: list[tuple[Any, Any]]) -> None:
+    def _read_events(self, events: array[int]) -> None:
         """Extracts the memory of awaited kernels from a recorder's events."""
         awaited, self._awaited = self._awaited, []
         if not awaited:
             return
-        own = [(event, fields) for event, fields in events if fields.device.type == self._device.type]
-        own.sort(key=lambda each: each[0].start_time_ns)
-        times = [event.start_time_ns for event, _ in own]
+        own = in_time(events)
+        times = [time_ns for time_ns, _ in own]
         for need, start, end, kept in awaited:
             need.is_awaited = False
             first, last = bisect_left(times, start - _CLOCK_SLACK_NS), bisect_right(times, end + _CLOCK_SLACK_NS)

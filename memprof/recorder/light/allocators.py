@@ -14,16 +14,21 @@ from __future__ import annotations
 import ctypes
 import inspect
 import pickle
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import _profiler
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.device_sampling import describe_cuda
 from memprof.recorder.light.log import LightLog
+from memprof.recorder.profiler.listener import find_listener
+from memprof.recorder.profiler.native import AllocatorTable
+from memprof.recorder.profiler.sessions import ProfilerSession
 from memprof.recorder.profiler.torch_library import open_library
 from memprof.trace.files.spool import SNAPSHOT_AT_END, SNAPSHOT_AT_FAILURE
 from memprof.trace.files.whole_file import whole_file
@@ -39,6 +44,7 @@ _MOST_ENTRIES = 100_000
 #: A job that repeatedly runs out of memory and continues is not blocked by a snapshot each time.
 _BETWEEN_SNAPSHOTS_S = 10.0
 _PROTOCOL = 4
+_FIRST_RESTING = 2
 _memory: Any = torch.cuda.memory  # not annotated in torch
 
 
@@ -47,10 +53,12 @@ class AllocatorCount:
 
     Attributes:
         word: The counter itself, None before it is found.
+        high: Its highest value since this was last set to 0, while a listener runs (`ExactCount`); else 0.
     """
 
     def __init__(self) -> None:
         self.word: ctypes.c_size_t | None = None
+        self.high = ctypes.c_int64()
 
     def find(self) -> bool:
         """Searches for the counter; the allocator's table must be enabled.
@@ -76,6 +84,80 @@ class AllocatorCount:
     def read(self) -> int:
         """Returns the bytes allocated now; 0 where the counter was not found."""
         return 0 if self.word is None else self.word.value
+
+    def take_high(self) -> int:
+        """Returns the highest number of bytes since the last call, as far as known."""
+        high = self.high.value
+        self.high.value = 0
+        return max(high, self.read())
+
+
+class ExactCount:
+    """Has the listener, where it is built, find the highest count between two readings.
+
+    In a process with one thread, the allocator's own table then rests from the third step on: by then the job's
+    threads, and the warnings of torch's that come once, are there.
+
+    Attributes:
+        is_resting: The table rests.
+    """
+
+    def __init__(self, count: AllocatorCount, table: AllocatorTable, *, is_allowed: bool) -> None:
+        """Starts off.
+
+        Args:
+            count: Receives the highest count.
+            table: The allocator's table, enabled.
+            is_allowed: No plan applies, which may have sessions of its own.
+        """
+        self._count, self._table, self._is_allowed = count, table, is_allowed
+        self._session = ProfilerSession()
+        self._has_threads = False
+        self.is_resting = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens."""
+        return self._session.is_running
+
+    def start(self, step: int) -> bool:
+        """Listens to a step that begins; returns whether it does."""
+        listener = find_listener()
+        if listener is None or not self._is_allowed or not self._count.is_found:
+            return False
+        if not self._session.is_running:
+            memory = _profiler.RecordScope.LITE_INTERPRETER
+            if not self._session.start(memory, profile_memory=True, keeps_events=False):
+                return False
+            self._count.high = listener.high
+        if step >= _FIRST_RESTING and not self.is_resting and not self.see_threads():
+            self.is_resting = True
+            self._table.rest(is_resting=True)
+        return True
+
+    def see_threads(self) -> bool:
+        """Returns whether the process has other threads, or had any: the table does not rest then."""
+        if not self._has_threads and (threading.active_count() > 1 or _is_distributed()):
+            self._has_threads = True
+            self._wake()
+        return self._has_threads
+
+    def stop(self) -> None:
+        """Stops, in the thread that it listens to."""
+        self._wake()
+        self._session.stop()
+        self._count.high.value = 0
+
+    def _wake(self) -> None:
+        if self.is_resting:
+            self.is_resting = False
+            self._table.rest(is_resting=False)
+
+
+def _is_distributed() -> bool:
+    """Whether torch has process groups, some of which have threads of their own."""
+    distributed: Any = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _words() -> list[ctypes.c_size_t]:

@@ -11,7 +11,7 @@ import torch
 from memprof.phases import PHASES, named_phase
 from memprof.recorder.calls.torch_state import untraced
 from memprof.recorder.clock import clock_ns
-from memprof.recorder.light.allocators import AllocatorCount, CudaHistory
+from memprof.recorder.light.allocators import AllocatorCount, CudaHistory, ExactCount
 from memprof.recorder.light.events import Budget, LightEvents, Marks
 from memprof.recorder.light.log import LightLog
 from memprof.recorder.light.origins import Origins
@@ -21,6 +21,7 @@ from memprof.recorder.machine import describe_process
 from memprof.recorder.memory.kept import KeptTensors
 from memprof.recorder.memory.out_of_memory import listen_to_allocator
 from memprof.recorder.memory.tensor_memory import owned_span
+from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.larger import elements_of
 from memprof.recorder.steps.rounds import OptimizerRounds
@@ -59,7 +60,14 @@ class LightObservation(ThreadObservation):
     _log: LightLog
 
     def __init__(
-        self, folder: Path, rounds: OptimizerRounds, count: AllocatorCount, *, is_late: bool, has_native_events: bool
+        self,
+        folder: Path,
+        rounds: OptimizerRounds,
+        count: AllocatorCount,
+        table: AllocatorTable,
+        *,
+        is_late: bool,
+        has_plan: bool,
     ) -> None:
         """Opens the recording.
 
@@ -67,8 +75,9 @@ class LightObservation(ThreadObservation):
             folder: Spool folder of this process.
             rounds: The job's optimizers.
             count: The CPU allocator's count.
+            table: The allocator's table: if it is available, native events are complete.
             is_late: Tensors were allocated before the allocator's table was enabled.
-            has_native_events: That table is available, so native events are complete.
+            has_plan: The job runs under a plan.
 
         Raises:
             OSError: The spool cannot be written.
@@ -79,7 +88,9 @@ class LightObservation(ThreadObservation):
         super().__init__(log, start, log.main_folder, rounds)
         self.failed_at: tuple[int, int] | None = None
         self._count = count
-        self._has_native_events = has_native_events and LightEvents.is_available()
+        self._exact = ExactCount(count, table, is_allowed=not has_plan)
+        self._is_exact = False  # the current step was listened to from its start
+        self._has_native_events = table.is_available and LightEvents.is_available()
         self._events = LightEvents(log, self._attribute)
         self._device: CudaHistory | None = None
         self._budget = Budget()
@@ -120,6 +131,7 @@ class LightObservation(ThreadObservation):
             listen_to_allocator()
             if self._device is None:
                 self._end_stretch()
+                self._exact.stop()
                 self._device = CudaHistory.start(self._log)
         self._peaks.begin_step(step)
         self._step_first_call = self._call_count
@@ -131,6 +143,7 @@ class LightObservation(ThreadObservation):
             self._state_models()
         elif self._device is None and self._has_native_events and self._budget.may_listen():
             self._begin_stretch()
+        self._is_exact = not self._events.is_running and self._device is None and self._exact.start(step)
         self._step_start_ns = clock_ns()
         self._sample()
         self._mark()
@@ -151,7 +164,10 @@ class LightObservation(ThreadObservation):
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         else:
-            self._budget.count_step(self.at.closed - self._step_first_closed, self._step_events)
+            if self._is_exact and self._exact.is_running:
+                self._peaks.how = HEARD_ALL
+            events = 0 if self._exact.is_resting else self._step_events
+            self._budget.count_step(self.at.closed - self._step_first_closed, events)
         self._write(end_ns, is_complete=True)
         self._log.sample_heap()
         self._origins.end_step()
@@ -182,6 +198,11 @@ class LightObservation(ThreadObservation):
         if self._events.is_running and self.is_mine() and _graph_task() == -1:
             self._end_stretch()
             self._peaks.how = HEARD_ALL
+        if self.is_mine() and self._exact.is_running:
+            if self._is_exact:
+                self._peaks.how = HEARD_ALL
+            self._sample()
+            self._exact.stop()
         if self._device is not None:
             self._device.finish()
         if is_failed or self.has_calls or self._rounds.updates or not self.step:
@@ -204,10 +225,12 @@ class LightObservation(ThreadObservation):
         self._inventory.outside.abandon()
         if self.is_mine():
             self._events.abandon()
+            self._exact.stop()
 
     def step_aside(self) -> None:
         """Yields to the job's own profiler: a process can have only one session."""
         self._origins.stop()
+        self._exact.stop()
         if self._events.is_running:
             self._end_stretch()
             self._log.record(
@@ -230,6 +253,8 @@ class LightObservation(ThreadObservation):
         if self._events.is_running:
             self._state_new_models()
         calls = self.at.calls
+        if not calls:
+            self._exact.see_threads()
         if calls and self.at.is_quiet:
             self.at.learn(module, number)
         call = LightCall(self._call_count, number, phase, clock_ns(), calls[-1].number if calls else -1)
@@ -302,7 +327,7 @@ class LightObservation(ThreadObservation):
     def _move(self, phase: int, module: int) -> None:
         """Samples the count for the position that the job leaves, and marks the new one."""
         if self._device is None:
-            self._peaks.see(self._counted(), self.at.phase, self.at.module)
+            self._peaks.see(self._highest(), self.at.phase, self.at.module)
         else:
             self._sample()
         self._place(phase, module)
@@ -340,9 +365,8 @@ class LightObservation(ThreadObservation):
 
     def _sample(self) -> None:
         if self._device is None:
-            count = self._counted()
-            self._peaks.see(count, self.at.phase, self.at.module)
-            self._peaks.end_bytes = count if self._count.is_found else -1
+            self._peaks.see(self._highest(), self.at.phase, self.at.module)
+            self._peaks.end_bytes = self._counted() if self._count.is_found else -1
         elif self.at.module == -1:  # reading a device's allocator takes 20 µs: too slow for every module
             counts = self._device.read()
             self._peaks.see(counts.allocated_bytes, self.at.phase, self.at.module)
@@ -365,11 +389,15 @@ class LightObservation(ThreadObservation):
         if total > 0:
             self._peaks.see(total + self._inventory.outside.alive_bytes, phase, module)
 
+    def _highest(self) -> int:
+        return self._count.take_high() + self._inventory.outside.alive_bytes
+
     def _counted(self) -> int:
         return self._count.read() + self._inventory.outside.alive_bytes
 
     def _begin_stretch(self) -> None:
         since = time.thread_time_ns()
+        self._exact.stop()
         if not self._events.start():
             if not self.step:
                 self._log.record("notes", f"{why_no_session()} in step 0: its allocations were only counted")

@@ -122,7 +122,12 @@ class Position:
 
     def _see(self) -> None:
         """Compares the count for the position in forward that the thread leaves."""
-        count: int = self._count.word.value + self._outside.alive_bytes  # type: ignore[union-attr]
+        count: int = self._count.word.value  # type: ignore[union-attr]
+        high = self._count.high
+        if high.value > count:
+            count = high.value
+        high.value = 0
+        count += self._outside.alive_bytes
         module, peaks = self.module, self._peaks
         if count > peaks.high_bytes:
             peaks.high_bytes, peaks.high_phase, peaks.high_module = count, FORWARD, module

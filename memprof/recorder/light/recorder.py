@@ -154,7 +154,12 @@ class LightRecorder(ProcessRecorder[LightObservation]):
 
     def _begin(self) -> None:
         self._observation = LightObservation(
-            self._folder, self._rounds, self._count, is_late=self._is_late, has_native_events=self._table.is_available
+            self._folder,
+            self._rounds,
+            self._count,
+            self._table,
+            is_late=self._is_late,
+            has_plan=self._plan is not None,
         )
         self._at = self._observation.at if self._plan is None else None
         self._thread_end = ThreadEnd(self._end_with_thread)

@@ -1,8 +1,9 @@
 """Records every allocation from torch's own allocators, temporaries inside kernels included.
 
-The allocator reports to torch's C++ profiler while one runs with memory events only. A flag of the allocator,
-`FLAGS_caffe2_report_cpu_memory_usage`, makes it maintain its table of live blocks from the start of the process and
-for all threads: frees of older memory are then reported too, without the warning it prints otherwise.
+The allocator reports to torch's C++ profiler while one runs with memory events only, or to the listener that takes its
+place. A flag of the allocator, `FLAGS_caffe2_report_cpu_memory_usage`, makes it maintain its table of live blocks from
+the start of the process and for all threads: frees of older memory are then reported too, without the warning it
+prints otherwise.
 
 CUDA's caching allocator reports to the same profiler. Of these reports torch hands out the time and the size of the
 block, not its address, which comes from the allocator's own history (`recorder.device_history`). Backward on a device
@@ -14,7 +15,9 @@ Semi-private, therefore feature-tested: `NativeEvents.is_available()`.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +25,7 @@ from torch._C import _autograd, _profiler
 
 from memprof.recorder.clock import clock_ns
 from memprof.recorder.log import RawLog
+from memprof.recorder.profiler.listener import Heard, find_listener
 from memprof.recorder.profiler.sessions import ProfilerSession, has_proc, why_no_file
 from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.files.spool import HEARD
@@ -73,6 +77,18 @@ class AllocatorTable:
             self._found_log_level = self._log_level.value
             self._log_level.value = max(self._log_level.value, 2)
 
+    def rest(self, *, is_resting: bool) -> None:
+        """Leaves the table to a listener, which has this thread's allocations in it at a tenth of the time, or resumes.
+
+        Others' threads are then missing: there must be none. What one that starts later allocates before `rest` ends
+        is unknown to the table, of which the allocator would warn as of older memory.
+        """
+        if self._is_on and self._report is not None:
+            self._report.value = not is_resting or AllocatorTable._users > 1
+            if is_resting and self._found_log_level is None and self._log_level is not None:
+                self._found_log_level = self._log_level.value
+                self._log_level.value = max(self._log_level.value, 2)
+
     def switch_off(self) -> None:
         """Restores the allocator's flags, unless already done: another recorder may have enabled them since."""
         if not self._is_on:
@@ -92,7 +108,7 @@ class NativeEvents:
     name = "native"
     needs_outputs = False
     #: Called with the ``allocations`` of every session that ends: no other session can run meanwhile.
-    listeners: ClassVar[list[Callable[[list[tuple[Any, Any]]], None]]] = []
+    listeners: ClassVar[list[Callable[[array[int]], None]]] = []
 
     def __init__(self, log: RawLog) -> None:
         self._log = log
@@ -133,7 +149,7 @@ class NativeEvents:
         Raises:
             OSError: The job can open no file, and torch's profiler reads one at every start.
         """
-        reason = why_no_file()
+        reason = "" if find_listener() is not None else why_no_file()
         if reason and has_proc():
             raise OSError(f"torch's profiler cannot start: {reason}")
         # A scope that no training job enters: a session must never end inside a scope whose begin it recorded, since
@@ -153,8 +169,7 @@ class NativeEvents:
             return
         events, device_sizes = self._log.events, self._log.device_sizes
         allocated = allocations(result)
-        for event, fields in allocated:
-            events.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+        events.extend(allocated)
         if _cuda.is_initialized():
             for time_ns, device, size in device_sizes_of(result):
                 device_sizes.extend((time_ns, self._log.intern("devices", f"cuda:{device}"), size))
@@ -167,12 +182,15 @@ class NativeEvents:
         self._session.stop()
 
 
-def allocations(result: Any) -> list[tuple[Any, Any]]:
-    """Lists the CPU's memory events of a profiler result, in order of time, each with its fields.
+def allocations(result: Any) -> array[int]:
+    """Returns the CPU's memory events of a session, in order of time: time, address, bytes, and the allocator's count.
 
-    Reading an attribute of an event takes from 0.1 to 1 us, and a step of tiny operators has thousands of events.
+    Reading an attribute of an event of torch's profiler takes from 0.1 to 1 us, and a step of tiny operators has
+    thousands of events.
     """
-    found: list[tuple[Any, Any]] = []
+    if isinstance(result, Heard):
+        return result.cpu
+    found = array("q")
     pending = result.experimental_event_tree()
     pending.reverse()
     while pending:
@@ -181,15 +199,18 @@ def allocations(result: Any) -> list[tuple[Any, Any]]:
         if type(fields) is not _Allocation:
             pending.extend(reversed(event.children))
         elif (device := fields.device) == _CPU or device.type == "cpu":  # the latter takes six times as long
-            found.append((event, fields))  # nothing runs inside an allocation
+            # Nothing runs inside an allocation.
+            found.extend((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
     return found
 
 
 def device_sizes_of(result: Any) -> list[tuple[int, int, int]]:
-    """Lists CUDA's memory events of a profiler result: time in nanoseconds, device, and bytes, negative for frees.
+    """Lists CUDA's memory events of a session: time in nanoseconds, device, and bytes, negative for frees.
 
-    They are not in the result's tree: its roots are the CPU's events alone.
+    They are not in the tree of torch's result: its roots are the CPU's events alone.
     """
+    if isinstance(result, Heard):
+        return list(zip(*(result.cuda[column::3] for column in range(3)), strict=True))
     return [
         (event.start_ns(), event.device_index(), event.nbytes())
         for event in result.events()
@@ -197,11 +218,16 @@ def device_sizes_of(result: Any) -> list[tuple[int, int, int]]:
     ]
 
 
-def highest_of(events: list[tuple[Any, Any]]) -> tuple[int, int]:
-    """Returns the peak bytes of some ``allocations``, counted from the first of them in time, and the bytes left."""
+def in_time(events: array[int]) -> list[tuple[int, int]]:
+    """Returns the time and the bytes of ``allocations``, in order of time whatever the thread."""
+    return sorted(zip(events[::4], events[2::4], strict=True), key=itemgetter(0))
+
+
+def highest_of(sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    """Returns the peak bytes of some ``in_time``, counted from the first of them, and the bytes left."""
     total = highest = 0
-    for _, fields in sorted(events, key=lambda each: each[0].start_time_ns):
-        total += fields.alloc_size
+    for _, size in sizes:
+        total += size
         highest = max(highest, total)
     return highest, total
 

@@ -46,10 +46,10 @@ class ProfilerGuard:
                     setattr(sys.modules[holder], name, _guarded(entry, is_kineto=is_kineto))
 
     def remove(self) -> None:
-        """Restores torch's entry points with the last guard."""
+        """Restores torch's entry points with the last guard, unless something is left that a session would meet."""
         if self in self._installed:
             self._installed.remove(self)
-        if not self._installed:
+        if not self._installed and not sessions.has_listeners():
             for (holder, name), entry in self._found.items():
                 setattr(sys.modules[holder], name, entry)
             self._found.clear()

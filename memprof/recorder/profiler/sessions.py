@@ -6,6 +6,9 @@ ends its own before the job's begins.
 
 A session can be ended only in its own thread, and outside backward, whose engine saves and restores it. If the job
 begins one meanwhile, memprof's is cancelled, and its remains are removed from its thread once no trace is running.
+
+Memory alone is recorded by the listener where it is built (`recorder.profiler.listener`), under the same rules. It is
+no trace: the job's in other threads do not end it, and it may end inside backward.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 from torch._C import _autograd, _profiler
 
 from memprof.recorder.faults import raise_if_of_job
+from memprof.recorder.profiler.listener import Listener, find_listener
 from memprof.recorder.profiler.torch_library import errors_only, kineto
 
 # Torch's originals: the guard replaces them for the job.
@@ -36,6 +40,8 @@ _running: ProfilerSession | None = None
 #: Threads that still hold a session of memprof's that is over, and whether torch still calls its callbacks because
 #: backward has restored them.
 _leftovers: dict[int, bool] = {}
+#: Threads that may still hold a listener that is over: backward restores it.
+_listened: set[int] = set()
 #: Sessions that the job is about to begin: memprof's has ended, and Kineto does not report theirs yet.
 _beginning = 0
 #: Whether the job has begun a session that Kineto does not report: it may then have one at any time.
@@ -56,27 +62,35 @@ class ProfilerSession:
         self._scope: Any = None
         self._is_lost = False
         self._is_abandoned = False
+        self._listener: Listener | None = None
 
-    def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False) -> bool:
+    def start(self, scope: Any, *, profile_memory: bool, with_device: bool = False, keeps_events: bool = True) -> bool:
         """Starts, unless the job's own session is running or warming up, or no file can be opened.
 
         Args:
             scope: Which of torch's scopes to record.
             profile_memory: Record allocations.
             with_device: Also time the work on the CUDA device.
+            keeps_events: Keep each event; the listener may keep the highest count alone.
 
         Returns:
             Whether it was started.
         """
         global _running  # noqa: PLW0603 - Kineto has one trace per process
         with _lock:
-            if not may_start() or why_no_file():
+            is_memory = profile_memory and scope == _profiler.RecordScope.LITE_INTERPRETER
+            self._listener = find_listener() if is_memory else None
+            if not may_start() or (self._listener is None and why_no_file()):
                 return False
             is_first = not kineto().is_initialized
             # Set before it begins: a signal handler of the job may raise at any point; a begun session must be ended.
             self._thread, self._task, self._scope = _get_ident(), _graph_task(), scope
             self.is_running, self._is_lost, self._is_abandoned = True, False, False
             _running = self
+            if self._listener is not None:
+                if not self._listener.start(keeps_events=keeps_events):
+                    _running, self.is_running = None, False
+                return self.is_running
             _begin(scope, profile_memory=profile_memory, with_device=with_device)
             if is_first:
                 kineto().stop_thread()
@@ -86,7 +100,7 @@ class ProfilerSession:
         """Stops, in the session's thread.
 
         Returns:
-            torch's result; None if the job's profiler has taken over and the events are lost.
+            torch's result, or the listener's; None if the job's profiler has taken over and the events are lost.
         """
         global _running
         if not self.is_running:
@@ -96,7 +110,13 @@ class ProfilerSession:
                 self.is_running = False
                 clear_leftovers()
                 return None
-            result = None
+            result: Any = None
+            if self._listener is not None:
+                result = self._listener.stop()
+                _running, self.is_running = None, False
+                _listened.add(self._thread)
+                _remove_listener()
+                return result
             if _is_enabled():
                 with kineto().silence():
                     result = _disable()
@@ -120,6 +140,8 @@ class ProfilerSession:
         global _running  # noqa: PLW0603 - as in start
         if thread == self._thread:
             self.stop()
+            return
+        if self._listener is not None:
             return
         self._is_lost = True
         _leftovers[self._thread] = False
@@ -173,6 +195,7 @@ def make_way(*, is_kineto: bool) -> None:
         session, thread = _running, _get_ident()
         if session is not None and (is_kineto or session._thread == thread):
             session._yield_to_job(thread)
+        _remove_listener()
         if thread in _leftovers and _is_enabled():
             _retire()
         if is_kineto and not kineto().can_report:
@@ -186,6 +209,11 @@ def way_is_taken() -> None:
         _beginning -= 1
 
 
+def has_listeners() -> bool:
+    """Whether a thread may still hold a listener: the job's next session there must remove it."""
+    return bool(_listened) or (_running is not None and _running._listener is not None)
+
+
 def clear_leftovers() -> None:
     """Removes a cancelled session from this thread, if it holds one and nothing running would be disturbed.
 
@@ -197,6 +225,7 @@ def clear_leftovers() -> None:
     abandoned = _running
     if abandoned is not None and abandoned._is_abandoned and abandoned._thread == _get_ident():
         abandoned.stop()
+    _remove_listener()
     if _get_ident() in _leftovers:
         with _lock:
             if not _is_enabled():
@@ -230,8 +259,10 @@ def begin_anew_after_fork() -> None:
     for thread in _leftovers.keys() - {_get_ident()}:
         del _leftovers[thread]
     if _running is not None and _running._thread != _get_ident():
+        is_trace = _running._listener is None
         _running = None
-        _cancel()
+        if is_trace:
+            _cancel()
 
 
 def _begin(scope: Any, *, profile_memory: bool, with_device: bool = False) -> None:
@@ -239,9 +270,17 @@ def _begin(scope: Any, *, profile_memory: bool, with_device: bool = False) -> No
     activities = {_profiler.ProfilerActivity.CPU}
     if with_device:
         activities.add(_profiler.ProfilerActivity.CUDA)
+    _remove_listener()
     with kineto().silence():
         _prepare(config, activities)
         _enable(config, activities, {scope})  # type: ignore[call-arg]  # torch's own stub lacks it
+
+
+def _remove_listener() -> None:
+    """Removes a listener that is over from this thread, which torch would take for a session of the job's."""
+    thread = _get_ident()
+    if thread in _listened and (found := find_listener()) is not None and found.clear() and _graph_task() == -1:
+        _listened.discard(thread)
 
 
 def _cancel() -> None:

@@ -14,7 +14,7 @@ from torch._C import _profiler
 
 from memprof.recorder.calls.dispatch_modes import map_tensors, tensors_in
 from memprof.recorder.calls.torch_state import packets
-from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of
+from memprof.recorder.profiler.native import NativeEvents, allocations, highest_of, in_time
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import short_session
 from memprof.trace.operator_facts import CPU_DECOMPOSITIONS, CPU_LOSSES, CPU_WORKSPACE, MATRIX_PRODUCTS, WRAPS_NUMBER
@@ -233,7 +233,7 @@ def _measure(func: Any, args: Any, kwargs: Any) -> tuple[int, list[Any]] | None:
         if not session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True):
             return None
         result = func(*args, **kwargs)
-        highest, total = highest_of(allocations(session.stop()))
+        highest, total = highest_of(in_time(allocations(session.stop())))
     outputs = result if isinstance(result, LISTS) else [result]
     shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(outputs)]
     if isinstance(result, torch.Tensor):

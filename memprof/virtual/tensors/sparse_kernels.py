@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.recorder.calls.dispatch_modes import tensors_in
 from memprof.recorder.memory.tensor_memory import parts_of
-from memprof.recorder.profiler.native import allocations, highest_of
+from memprof.recorder.profiler.native import allocations, highest_of, in_time
 from memprof.recorder.profiler.sessions import short_session
 from memprof.virtual.tensors.fakes import (
     Pattern,
@@ -80,7 +80,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Run:
             with short_session() as session:
                 is_measured = session.start(_profiler.RecordScope.LITE_INTERPRETER, profile_memory=True)
                 result = func(*given, **by_name)
-                events = allocations(session.stop()) if is_measured else []
+                events = in_time(allocations(session.stop())) if is_measured else []
             highest, total = highest_of(events)
             outcome.append(Run(given, plain, result, highest - total if is_measured else None))
         except Exception as error:  # noqa: BLE001 - raised below, in the job's own thread
