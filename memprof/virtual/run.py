@@ -22,6 +22,7 @@ from memprof.trace.files.spool import DRY_RUN
 from memprof.virtual.compiling.virtual_compiler import after_first, is_update
 from memprof.virtual.pools import follow_pools, load_real_data
 from memprof.virtual.ranks.dry_rank import DryRank
+from memprof.virtual.engine import extension as transformer_engine
 from memprof.virtual.refusals import refuse_missing_device
 from memprof.virtual.repeats.whole import Whole
 from memprof.virtual.tensors.fakes import dry_outside_span, dry_owned_span, dry_span, dry_storage_span
@@ -124,6 +125,7 @@ class DryRun:
             self._begin_at(owner)
         if self._device is not None:
             self._begin()
+            transformer_engine.install(self._refuse)
         else:
             refuse_missing_device(self._refuse)
         self.rank.install()
