@@ -138,6 +138,8 @@ class DeviceCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handles one call."""
         args, kwargs = _with_names(func, args, _with_default(func, kwargs or {}))
+        if func in _FILLED and kwargs.pop("pin_memory", False):  # torch's own needs a device
+            return self._pin(self.__torch_function__(func, types, args, kwargs))
         replaced = self._replaced.get(func)
         if replaced is not None:
             answer = replaced(func, args, kwargs)
