@@ -42,6 +42,18 @@ def test_ranks_that_do_the_same_are_run_twice(ranks: int) -> None:
     assert sorted(rank for ranks_alike in roles.same.values() for rank in ranks_alike) == list(range(ranks))
 
 
+@pytest.mark.parametrize(("spread", "runs"), [(0.0, {0, 62, 1, 63}), (0.01, set(range(64)))])
+def test_other_pieces_of_the_same_bytes_are_the_same_if_the_peaks_are(spread: float, runs: set[int]) -> None:
+    """Each rank of a sharded optimizer holds other parts of parameters; those of the last end in a padding."""
+    known: dict[int, RankRole] = {}
+    while (roles := find_roles(Grid.of(64, []), known, 100)).wanted:
+        for rank in roles.wanted:
+            peak = 10**9 + round(rank * spread * 10**9)
+            known[rank] = RankRole(rank, 64, [], [], rank, sums=7 + (rank == 63), peak_bytes=peak)
+    assert set(known) <= runs and roles.same[63] == [63]
+    assert set(known) == runs or not spread
+
+
 def test_the_last_shard_is_found_where_it_is_shorter() -> None:
     """65 rows over 64 ranks: 2 each for ranks 0 to 31, 1 for rank 32, none for the others."""
     rows = [max(0, min(2, 65 - 2 * rank)) for rank in range(64)]

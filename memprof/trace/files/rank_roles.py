@@ -18,6 +18,8 @@ WAITING, ENDED = "waiting-", "ended-"
 STUCK = "stuck"
 _ROLE, _SURVEY, _SAME, _BETWEEN = "role-", "survey-", "same", "between"
 _COMMUNICATORS = "communicators-"
+#: Largest difference of two equal peaks: what rounding to blocks adds to other pieces.
+_SAME_PEAK = 0.001
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class RankRole:
         peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
         total: A number equal for ranks that ran the same operators with results of the same sizes, in any order.
+        sums: A number equal for ranks whose results of each operator have the same bytes in all, without views.
+        peak_bytes: Maximum number of allocated bytes on the virtual GPU; 0 without one.
     """
 
     rank: int
@@ -39,6 +43,22 @@ class RankRole:
     peers: list[int]
     digest: int
     total: int = 0
+    sums: int = 0
+    peak_bytes: int = 0
+
+    def does_as(self, other: RankRole) -> bool:
+        """Returns whether another rank did the same.
+
+        It also does if its bytes are in other pieces, such as the parts of parameters of a sharded optimizer, and the
+        peaks agree.
+        """
+        apart = abs(self.peak_bytes - other.peak_bytes)
+        return self.digest == other.digest or (self.kind == other.kind and apart <= _SAME_PEAK * self.peak_bytes)
+
+    @property
+    def kind(self) -> int:
+        """A number that ranks need to have in common to do the same; without a peak, that of all their operators."""
+        return self.sums if self.peak_bytes else self.digest
 
     def write(self, spool: Path) -> None:
         """Writes the role into a spool folder.
