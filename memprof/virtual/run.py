@@ -20,9 +20,9 @@ from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.trace.files.spool import DRY_RUN
 from memprof.virtual.compiling.virtual_compiler import after_first, is_update
+from memprof.virtual.engine import extension as transformer_engine
 from memprof.virtual.pools import follow_pools, load_real_data
 from memprof.virtual.ranks.dry_rank import DryRank
-from memprof.virtual.engine import extension as transformer_engine
 from memprof.virtual.refusals import refuse_missing_device
 from memprof.virtual.repeats.whole import Whole
 from memprof.virtual.tensors.fakes import dry_outside_span, dry_owned_span, dry_span, dry_storage_span

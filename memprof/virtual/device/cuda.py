@@ -27,7 +27,6 @@ from memprof.virtual.device.streams import CUDAGraph, Event, ExternalStream, Str
 
 #: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
 _CUDNN_VERSION = 91_501
-_PROCESSORS = torch.Generator
 #: ``default_rng_seed_val`` of torch's Generator.h.
 _DEFAULT_SEED = 67_280_421_310_721
 
@@ -142,15 +141,21 @@ def _install_classes() -> None:
             setattr(graphs, name, value)
 
 
-class DeviceGenerator(torch.Generator):
+_PROCESSORS: Any = torch.Generator
+
+
+class DeviceGenerator(_PROCESSORS):  # type: ignore[misc]  # a class of C++'s
     """A generator of the device, whose numbers are never drawn; torch.Generator itself is one of the processor.
 
     As in CUDAGeneratorImpl.h, its state is a seed and an offset, and a generator can take over another's.
     """
 
-    def __new__(cls, device: Any = "cuda") -> Any:
+    _index: int | None
+    _state: list[int]
+
+    def __new__(cls, device: Any = "cuda") -> DeviceGenerator:
         """Returns one with torch's default seed."""
-        made: Any = super().__new__(cls, "cpu")
+        made: DeviceGenerator = super().__new__(cls, "cpu")
         made._index = torch.device(device).index
         made._state = [_DEFAULT_SEED, 0]
         return made

@@ -77,7 +77,8 @@ def _extension(folder: Path, refuse: Callable[[str], Any]) -> ModuleType:
     }.items():
         setattr(module, name, value)
     module.__getattr__ = lambda name: _absent(name, refuse)
-    return module
+    found: ModuleType = module
+    return found
 
 
 def _absent(name: str, refuse: Callable[[str], Any]) -> Any:

@@ -87,20 +87,20 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: Any
     return output
 
 
-def dequantize(input: Any, otype: Any) -> torch.Tensor:
+def dequantize(source: Any, otype: Any) -> torch.Tensor:
     """Returns a tensor of a wider type."""
-    return _empty(input.size(), torch_dtype(otype))
+    return _empty(source.size(), torch_dtype(otype))
 
 
-def fp8_transpose(input: torch.Tensor, otype: Any, *, out: Any = None) -> torch.Tensor:
+def fp8_transpose(source: torch.Tensor, otype: Any, *, out: Any = None) -> torch.Tensor:
     """Returns the tensor with its last dimension first (transpose.cpp)."""
     del otype
-    return _empty((input.shape[-1], *input.shape[:-1]), torch.uint8) if out is None else out
+    return _empty((source.shape[-1], *source.shape[:-1]), torch.uint8) if out is None else out
 
 
-def bgrad_quantize(input: torch.Tensor, quantizer: Any) -> list[Any]:
+def bgrad_quantize(source: torch.Tensor, quantizer: Any) -> list[Any]:
     """Returns the gradient of a bias, and the rounded gradient (bias.cpp)."""
-    return [_empty(input.shape[-1:], input.dtype), quantize(input, quantizer)]
+    return [_empty(source.shape[-1:], source.dtype), quantize(source, quantizer)]
 
 
 def multi_tensor_quantize(tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
@@ -112,15 +112,15 @@ def split_quantize(
     tensor: torch.Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any], *_: Any, **__: Any
 ) -> list[Any]:
     """Rounds the parts of a tensor."""
-    return multi_tensor_quantize(tensor.split(list(split_sections)), quantizer_list)
+    return multi_tensor_quantize(torch.split(tensor, list(split_sections)), quantizer_list)
 
 
 def generic_gemm(
-    A: Any,
-    transA: bool,
-    B: Any,
-    transB: bool,
-    D: Any,
+    first: Any,
+    is_first_turned: bool,
+    second: Any,
+    is_second_turned: bool,
+    out: Any,
     quantizer: Any,
     output_dtype: Any,
     bias: torch.Tensor | None,
@@ -137,15 +137,15 @@ def generic_gemm(
     cuBLAS works in a tensor that Transformer Engine keeps.
     """
     del gelu_in
-    shape = _product_shape(A, transA, B, transB)
-    dtype = torch_dtype(output_dtype if output_dtype is not None else A.dtype)
-    low = [value for value in (A, B) if hasattr(value, "_fp8_dtype")]
-    out = create(quantizer, shape, dtype) if D is None else D
+    shape = _product_shape(first, is_first_turned, second, is_second_turned)
+    dtype = torch_dtype(output_dtype if output_dtype is not None else first.dtype)
+    low = [value for value in (first, second) if hasattr(value, "_fp8_dtype")]
+    result = create(quantizer, shape, dtype) if out is None else out
     if quantizer is not None and not (low and _is_kind(quantizer, "Float8Quantizer")):
         _empty(shape, dtype)
-    bias_grad = _empty(B.size()[-1:], dtype) if bias is not None and grad else None
+    bias_grad = _empty(second.size()[-1:], dtype) if bias is not None and grad else None
     before = _empty(shape, torch_dtype(bias_type) if low else dtype) if gelu and not grad else None
-    return [out, bias_grad, before, extra_output]
+    return [result, bias_grad, before, extra_output]
 
 
 def _product_shape(first: Any, is_first_turned: bool, second: Any, is_second_turned: bool) -> tuple[int, ...]:
@@ -156,21 +156,21 @@ def _product_shape(first: Any, is_first_turned: bool, second: Any, is_second_tur
 
 
 def te_general_grouped_gemm(
-    A: Sequence[Any],
-    transa: bool,
-    B: Sequence[Any],
-    transb: bool,
-    D: Any,
-    D_type: Any,
+    first: Sequence[Any],
+    is_first_turned: bool,
+    second: Sequence[Any],
+    is_second_turned: bool,
+    out: Any,
+    dtype: Any,
     m_splits: Any,
     bias: Any,
     *_: Any,
 ) -> Any:
     """Returns the gradients of biases; results are written to tensors, or are temporary without them."""
     del m_splits
-    if D is None:
-        for one, other in zip(A, B, strict=True):
-            _empty(_product_shape(one, transa, other, transb), torch_dtype(D_type))
+    if out is None:
+        for one, other in zip(first, second, strict=True):
+            _empty(_product_shape(one, is_first_turned, other, is_second_turned), torch_dtype(dtype))
     return bias
 
 
@@ -181,33 +181,41 @@ def _partial_sums(width: int, count: int, sm_margin: int) -> None:
         _empty((rows, width), _FP32)
 
 
-def _normalized(input: torch.Tensor, ln_out: Any, quantizer: Any, otype: Any) -> Any:
-    return _quantized(input.shape, torch_dtype(otype), quantizer) if ln_out is None else ln_out
+def _normalized(source: torch.Tensor, ln_out: Any, quantizer: Any, otype: Any) -> Any:
+    return _quantized(source.shape, torch_dtype(otype), quantizer) if ln_out is None else ln_out
 
 
 def layernorm_fwd(
-    input: torch.Tensor, weight: Any, bias: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, *_: Any, **__: Any
+    source: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    ln_out: Any,
+    quantizer: Any,
+    otype: Any,
+    *_: Any,
+    **__: Any,
 ) -> list[Any]:
     """Returns the result, means and inverse deviations (normalization.cpp)."""
     del weight, bias, eps
-    rows = (input.numel() // input.shape[-1],)
+    rows = (source.numel() // source.shape[-1],)
     means, deviations = _empty(rows, _FP32), _empty(rows, _FP32)
-    return [_normalized(input, ln_out, quantizer, otype), means, deviations]
+    return [_normalized(source, ln_out, quantizer, otype), means, deviations]
 
 
 def rmsnorm_fwd(
-    input: torch.Tensor, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, *_: Any, **__: Any
+    source: torch.Tensor, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, *_: Any, **__: Any
 ) -> list[Any]:
     """Returns the result, None and inverse deviations."""
     del weight, eps
-    deviations = _empty((input.numel() // input.shape[-1],), _FP32)
-    return [_normalized(input, ln_out, quantizer, otype), None, deviations]
+    deviations = _empty((source.numel() // source.shape[-1],), _FP32)
+    return [_normalized(source, ln_out, quantizer, otype), None, deviations]
 
 
 def layernorm_bwd(
     dz: torch.Tensor, x: torch.Tensor, mu: Any, rsigma: Any, gamma: torch.Tensor, sm_margin: int, *_: Any
 ) -> list[Any]:
-    """Returns the gradients of the input, the weight and the bias."""
+    """Returns the gradients of the source, the weight and the bias."""
     del mu, rsigma
     return [*rmsnorm_bwd(dz, x, None, gamma, sm_margin, sums=2), torch.empty_like(gamma)]
 
@@ -229,14 +237,14 @@ def rmsnorm_bwd_add(
     return rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin)
 
 
-def _activation(divisor: int, input: torch.Tensor, quantizer: Any, *_: Any, **__: Any) -> Any:
+def _activation(divisor: int, source: torch.Tensor, quantizer: Any, *_: Any, **__: Any) -> Any:
     """Returns an activation (activation.cpp)."""
-    given = input.contiguous()
+    given = source.contiguous()
     return _quantized((*given.shape[:-1], given.shape[-1] // divisor), given.dtype, quantizer)
 
 
 def _activation_gradient(grad: torch.Tensor, fwd_input: torch.Tensor, quantizer: Any, *_: Any, **__: Any) -> Any:
-    """Returns the gradient of an activation's input."""
+    """Returns the gradient of an activation's source."""
     given = grad.contiguous(), fwd_input.contiguous()
     return _quantized(given[1].shape, given[0].dtype, quantizer)
 
@@ -271,16 +279,16 @@ def _first_format(layout: Any) -> str:
 def fused_attn_fwd(
     max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
     qkv_layout: Any, o_format: Any, scale_format: Any, bias_type: Any, mask: Any, softmax: Any, window: Any,
-    bottom_right: Any, cu_seqlens_q: torch.Tensor, cu_seqlens_kv: torch.Tensor, Q: Any, K: Any, V: Any,
+    bottom_right: Any, cu_seqlens_q: torch.Tensor, cu_seqlens_kv: torch.Tensor, query: Any, key: Any, value: Any,
     fake_dtype: torch.dtype, padded_q: Any, padded_kv: Any, table_k: Any, table_v: Any, s_quantizer: Any,
-    o_quantizer: Any, Bias: Any, SoftmaxOffset: Any, rng: Any, rng_elements: int, return_max_logit: bool, *_: Any,
+    o_quantizer: Any, added: Any, softmax_offset: Any, rng: Any, rng_elements: int, return_max_logit: bool, *_: Any,
 ) -> list[Any]:  # fmt: skip
     """Returns the result and what backward needs: sums of exponentials, seed and offset, a bias (attention.cpp).
 
     cuDNN's forward takes the least workspace, as in torch.
     """
     order = _first_format(qkv_layout)
-    sizes = _sizes((*Q.size()[:-1], V.size()[-1]), order)
+    sizes = _sizes((*query.size()[:-1], value.size()[-1]), order)
     shape = [sizes[letter] for letter in o_format.name.removeprefix("NVTE_").lower()]
     out = _quantized(shape, fake_dtype, o_quantizer)
     if "t" in order:
@@ -288,7 +296,7 @@ def fused_attn_fwd(
     else:
         rows = (sizes["b"], sizes["h"], max_seqlen_q, 1)
     made = [_empty(rows, _FP32) for _ in range(2 if return_max_logit else 1)]
-    kept = [each for each in (Bias, SoftmaxOffset) if each is not None]
+    kept = [each for each in (added, softmax_offset) if each is not None]
     return [out, *made, _empty((2,), torch.int64), *kept]
 
 
@@ -296,27 +304,28 @@ def fused_attn_bwd(
     max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
     o_format: Any, do_format: Any, dqkv_layout: Any, scale_format: Any, do_scale_format: Any, bias_type: Any, mask: Any,
     softmax: Any, window: Any, bottom_right: Any, deterministic: bool, cu_seqlens_q: torch.Tensor, cu_seqlens_kv: Any,
-    Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype, aux: Sequence[torch.Tensor], padded_q: Any,
+    query: Any, key: Any, value: Any, output: Any, gradient: Any, fake_dtype: torch.dtype,
+    aux: Sequence[torch.Tensor], padded_q: Any,
     padded_kv: Any, s_quantizer: Any, dp_quantizer: Any, dqkv_quantizer: Any, *_: Any,
 ) -> list[Any]:  # fmt: skip
     """Returns the gradients of query, key, value, bias and softmax offset; cuDNN's workspace as in torch."""
     order = _first_format(qkv_layout)
     dtype = torch.uint8 if _is_kind(dqkv_quantizer, "Float8Quantizer") else fake_dtype
-    shapes = [tuple(each.size()) for each in (Q, K, V)]
+    shapes = [tuple(each.size()) for each in (query, key, value)]
     gradients = _gradients(dqkv_layout.name, shapes, dtype)
     has_bias = bias_type.name not in ("NVTE_NO_BIAS", "NVTE_ALIBI")
     bias = _empty(aux[-1].shape, dtype) if has_bias else None
-    query = _sizes(shapes[0], order)
-    batch = query.get("b", cu_seqlens_q.numel() - 1)
-    key = _sizes(shapes[1], order)
+    of_query = _sizes(shapes[0], order)
+    batch = of_query.get("b", cu_seqlens_q.numel() - 1)
+    of_key = _sizes(shapes[1], order)
     like = [
         torch.empty((batch, one["h"], one.get("s", most), one["d"]), dtype=fake_dtype, device="meta")
-        for one, most in ((query, max_seqlen_q), (key, max_seqlen_kv))
+        for one, most in ((of_query, max_seqlen_q), (of_key, max_seqlen_kv))
     ]
     _empty((cudnn_backward_bytes(*like),), torch.uint8)
     if dqkv_quantizer is not None:
         gradients = [quantize(each, dqkv_quantizer) for each in gradients]
-    offset = _empty((1, query["h"], 1, 1), _FP32) if softmax.name != "NVTE_VANILLA_SOFTMAX" else None
+    offset = _empty((1, of_query["h"], 1, 1), _FP32) if softmax.name != "NVTE_VANILLA_SOFTMAX" else None
     return [*gradients, bias, offset]
 
 
@@ -334,13 +343,13 @@ def _gradients(layout: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -
 
 
 def _softmax(*args: Any) -> torch.Tensor:
-    """Returns a softmax of its input, or that input's gradient (softmax.cpp)."""
+    """Returns a softmax of its source, or that input's gradient (softmax.cpp)."""
     return torch.empty_like(args[0].contiguous())
 
 
-def _rotated(input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _rotated(source: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Returns a tensor with rotary positions (apply_rope.cpp)."""
-    return _empty(input.shape, input.dtype)
+    return _empty(source.shape, source.dtype)
 
 
 def multi_tensor_l2norm(
@@ -356,7 +365,7 @@ def multi_tensor_l2norm(
 
 
 def moe_permute_fwd(
-    input: torch.Tensor, dtype: Any, indices: torch.Tensor, num_out_tokens: int, workspace: list[Any], most: int
+    source: torch.Tensor, dtype: Any, indices: torch.Tensor, num_out_tokens: int, workspace: list[Any], most: int
 ) -> tuple[Any, ...]:
     """Returns tokens in the order of experts, their rows, and the workspace, made on the first call (permutation.cpp).
 
@@ -365,13 +374,13 @@ def moe_permute_fwd(
     if not workspace:
         workspace = [*(_empty((most,), torch.int32) for _ in range(3)), _empty((most * 16,), torch.int8)]
     rows = indices.numel()
-    made = _empty((num_out_tokens if num_out_tokens > 0 else rows, input.shape[1]), input.dtype)
+    made = _empty((num_out_tokens if num_out_tokens > 0 else rows, source.shape[1]), source.dtype)
     return made, _empty((rows,), torch.int32), workspace
 
 
-def moe_unpermute_fwd(input: torch.Tensor, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, *_: Any) -> Any:
+def moe_unpermute_fwd(source: torch.Tensor, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, *_: Any) -> Any:
     """Returns tokens in their own order; the gradient of the permuted ones, too."""
-    return _empty((num_tokens, input.shape[1]), input.dtype)
+    return _empty((num_tokens, source.shape[1]), source.dtype)
 
 
 def moe_unpermute_bwd(
@@ -382,13 +391,13 @@ def moe_unpermute_bwd(
     return _empty((input_fwd.shape[0], input_bwd.shape[1]), input_bwd.dtype), _empty(count, _FP32)
 
 
-def dropout_fwd(input: torch.Tensor, dropout_probability: float, out: Any = None) -> list[Any]:
+def dropout_fwd(source: torch.Tensor, dropout_probability: float, out: Any = None) -> list[Any]:
     """Returns the result and a mask of one bit for each element (dropout.cpp)."""
-    return [_empty(input.shape, input.dtype) if out is None else out, _empty((input.numel() // 8,), torch.uint8)]
+    return [_empty(source.shape, source.dtype) if out is None else out, _empty((source.numel() // 8,), torch.uint8)]
 
 
 def dropout_bwd(grad_output: torch.Tensor, mask: Any, probability: float, grad_input: Any = None) -> Any:
-    """Returns the gradient of the input."""
+    """Returns the gradient of the source."""
     return _empty(grad_output.shape, grad_output.dtype) if grad_input is None else grad_input
 
 

@@ -29,10 +29,23 @@ def options() -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser()
     for name, default in {
-        **{"tensor-model-parallel-size": 1, "pipeline-model-parallel-size": 1, "context-parallel-size": 1},
-        **{"expert-model-parallel-size": 1, "virtual-stages": 0, "num-experts": 0, "moe-router-topk": 2},
-        **{"num-layers": 4, "hidden-size": 256, "num-attention-heads": 8, "num-query-groups": 0, "ffn-hidden-size": 0},
-        **{"seq-length": 128, "vocab-size": 1024, "micro-batch-size": 1, "global-batch-size": 8, "train-iters": 4},
+        "tensor-model-parallel-size": 1,
+        "pipeline-model-parallel-size": 1,
+        "context-parallel-size": 1,
+        "expert-model-parallel-size": 1,
+        "virtual-stages": 0,
+        "num-experts": 0,
+        "moe-router-topk": 2,
+        "num-layers": 4,
+        "hidden-size": 256,
+        "num-attention-heads": 8,
+        "num-query-groups": 0,
+        "ffn-hidden-size": 0,
+        "seq-length": 128,
+        "vocab-size": 1024,
+        "micro-batch-size": 1,
+        "global-batch-size": 8,
+        "train-iters": 4,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     for name in _FLAGS:
@@ -134,9 +147,7 @@ wrapping = DistributedDataParallelConfig(
     check_for_nan_in_grad=True,
 )
 stages = range(args.virtual_stages) if args.virtual_stages else [None]
-chunks = [
-    DistributedDataParallel(config, wrapping, build(stage), disable_bucketing=bool(stage)) for stage in stages
-]
+chunks = [DistributedDataParallel(config, wrapping, build(stage), disable_bucketing=bool(stage)) for stage in stages]
 for chunk in chunks:
     chunk.broadcast_params()
 optimizer = get_megatron_optimizer(
