@@ -191,8 +191,12 @@ def find_roles(
             stretches += [(stretch, slabs) for stretch in found]
     for stretch, slabs in stretches:
         _place(stretch, slabs, known, surveys, roles)
-    if not lines and len(known) >= _SAMPLE and len({role.kind for role in known.values()}) > _MANY * len(known):
-        most //= 2
+    if not lines and len(known) >= _SAMPLE:
+        distinct: list[RankRole] = []
+        for role in known.values():
+            if not any(role.does_as(other) for other in distinct):
+                distinct.append(role)
+        most //= 2 if len(distinct) > _MANY * len(known) else 1
     roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
 

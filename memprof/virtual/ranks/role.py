@@ -146,7 +146,7 @@ class Role:
             sorted(self._peers),
             self._digest,
             self._total,
-            zlib.crc32(repr(sorted(self._sums.items())).encode()),
+            dict(self._sums),
             torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
         ).write(self._spool)
 
