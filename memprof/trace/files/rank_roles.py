@@ -19,7 +19,7 @@ STUCK = "stuck"
 _ROLE, _SURVEY, _SAME, _BETWEEN = "role-", "survey-", "same", "between"
 _COMMUNICATORS = "communicators-"
 #: Largest difference of ranks that do the same with other pieces: what rounding and padding add.
-_SAME = 0.001
+_NEAR = 0.001
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class RankRole:
         if not self.peak_bytes or self.sums.keys() != other.sums.keys():
             return False
         apart = max((abs(size - other.sums[name]) for name, size in self.sums.items()), default=0)
-        is_near = abs(self.peak_bytes - other.peak_bytes) <= _SAME * self.peak_bytes
-        return is_near and apart <= _SAME * sum(self.sums.values())
+        is_near = abs(self.peak_bytes - other.peak_bytes) <= _NEAR * self.peak_bytes
+        return is_near and apart <= _NEAR * sum(self.sums.values())
 
     def write(self, spool: Path) -> None:
         """Writes the role into a spool folder.
