@@ -88,5 +88,6 @@ def cells() -> list[Cell]:
         *(Cell(f"bnb-{kind}", "bitsandbytes", "bitsandbytes_training", (kind,)) for kind in ("adam8bit", "linear4bit")),
         Cell("x-transformers", "x-transformers", "x_transformers_lm"),
         Cell("gat", "torch-geometric", "graph_attention"),
+        Cell("megatron", "megatron-core", "megatron_core", ("--num-layers", "2")),
     ]
     return found

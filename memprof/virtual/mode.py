@@ -20,7 +20,7 @@ from memprof.recorder.calls.dispatch_modes import follow, is_higher_order
 from memprof.recorder.calls.read_values import deciding, is_read
 from memprof.recorder.calls.torch_state import overloads
 from memprof.trace.operator_facts import COMPARES, READS_NUMBER
-from memprof.virtual.ranks.collectives import place_of_group, returned_argument
+from memprof.virtual.ranks.collectives import coalesced_work, place_of_group, returned_argument
 from memprof.virtual.refusals import cannot, refuse_endless, require_cuda, without_kernel, without_size
 from memprof.virtual.repeats.meter import REPEATED
 from memprof.virtual.sizes.bounds import is_by_bytes, is_exact, upper_bound
@@ -202,6 +202,10 @@ class DryMode(FakeTensorMode):
             return result
         if self._role is not None and place_of_group(func) >= 0:
             self._role.note_collective(func, args)
+            with self:
+                work = coalesced_work(func, args)
+            if work is not None:
+                return work
         if self.sparse.are_needed(func, args, kwargs):
             return self._run_sparse(func, args, kwargs)
         argument = returned_argument(func, args, kwargs)

@@ -20,6 +20,7 @@ from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.profiler.native import NativeEvents
 from memprof.trace.files.spool import DRY_RUN
 from memprof.virtual.compiling.virtual_compiler import after_first, is_update
+from memprof.virtual.engine import extension as transformer_engine
 from memprof.virtual.pools import follow_pools, load_real_data
 from memprof.virtual.ranks.dry_rank import DryRank
 from memprof.virtual.refusals import refuse_missing_device
@@ -107,6 +108,7 @@ class DryRun:
         self._regions: CompiledRegions | None = None
         self._sources: MemorySources | None = None
         self._files = Files(self._answers.count_left_out, refuse, self._is_begun)
+        self._has_compiled = False
         self._pid = os.getpid()
         self.rank = DryRank(
             spool, refuse, self._answers.count_left_out, is_given=is_given_rank, is_on_device=device is not None
@@ -124,8 +126,10 @@ class DryRun:
             self._begin_at(owner)
         if self._device is not None:
             self._begin()
+            transformer_engine.install(self._refuse)
         else:
             refuse_missing_device(self._refuse)
+            self._note_compiled()
         self.rank.install()
 
     def adopt(
@@ -248,6 +252,8 @@ class DryRun:
         self._regions = CompiledRegions(
             self._mode, self._refuse, is_virtual=self._device is not None, is_whole=self._whole is not None
         )
+        if self._has_compiled and not self._regions.prepare(None):
+            self._refuse(f"functions compiled before the first model cannot be dry-run with torch {torch.__version__}.")
         if self._device is not None:
             self._device.install(self._mode, self._answers.count_left_out)
         else:
@@ -264,6 +270,18 @@ class DryRun:
         load_real_data(self._leave)
         self._leave_out()
         follow_pools(nullcontext() if self._device is None else self._device.calls)
+
+    def _note_compiled(self) -> None:
+        """Notes that the job compiles before its first model: what it compiles is then run on fake tensors, too."""
+        torch_module: Any = torch
+        compile_for_real = torch_module.compile
+
+        @wraps(compile_for_real)
+        def compile_early(*args: Any, **settings: Any) -> Any:
+            self._has_compiled |= not sys._getframe(1).f_globals.get("__name__", "").startswith(_COMPILING)
+            return compile_for_real(*args, **settings)
+
+        torch_module.compile = compile_early
 
     def _leave(self) -> None:
         torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

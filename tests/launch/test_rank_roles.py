@@ -43,6 +43,24 @@ def test_ranks_that_do_the_same_are_run_twice(ranks: int) -> None:
     assert sorted(rank for ranks_alike in roles.same.values() for rank in ranks_alike) == list(range(ranks))
 
 
+@pytest.mark.parametrize(("spread", "runs"), [(0, {0, 63}), (10**7, set(range(64)))])
+def test_other_pieces_of_the_same_bytes_are_the_same_if_the_peaks_are(spread: int, runs: set[int]) -> None:
+    """Each rank of a sharded optimizer holds other parts of parameters; those of the last end in a padding."""
+    known: dict[int, RankRole] = {}
+    while (roles := find_roles(Grid.of(64, []), known, 200)).wanted:
+        for rank in roles.wanted:
+            sums = {"aten.clone.default": 10**9 - (rank == 63) * 10**5}
+            known[rank] = RankRole(rank, 64, [], [], rank, sums=sums, peak_bytes=10**9 + rank * spread)
+    assert set(known) == runs
+
+
+def test_operators_with_other_bytes_are_not_the_same() -> None:
+    """A hundredth of the bytes moved from one operator to another, at the same peak."""
+    one, other = (RankRole(0, 2, [], [], rank, sums={"a": 99 + rank, "b": 1 - rank}, peak_bytes=9) for rank in (0, 1))
+    assert not one.does_as(other)
+    assert one.does_as(RankRole(1, 2, [], [], 5, sums=one.sums, peak_bytes=9))
+
+
 def test_the_last_shard_is_found_where_it_is_shorter() -> None:
     """65 rows over 64 ranks: 2 each for ranks 0 to 31, 1 for rank 32, none for the others."""
     rows = [max(0, min(2, 65 - 2 * rank)) for rank in range(64)]

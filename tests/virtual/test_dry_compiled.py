@@ -85,10 +85,33 @@ def _compiled_notes(ended: Ended) -> list[str]:
     return [note for note in ended.trace.manifest.notes if note.startswith("torch.compile")]
 
 
+_EARLY = """
+import torch
+@torch.compile
+def gated(x, y):
+    return torch.nn.functional.gelu(x) * y + 3.25
+net = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(8, 64))
+    gated(hidden, hidden.sin()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 @pytest.fixture(scope="module")
 def compiled_dry(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A dry run of a small compiled model."""
     return _dry_run(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.mark.skipif(not _HAS_COMPILER, reason="no C++ compiler")
+def test_a_function_compiled_before_the_first_model_has_its_buffers(tmp_path: Path) -> None:
+    """Its kernels, compiled by torch itself, would read tensors that have no memory."""
+    real, dry = record_script(tmp_path, _EARLY), record_script(tmp_path, _EARLY, "--dry-run")
+    assert dry.peak == real.peak
+    assert _compiled_notes(dry) == ["torch.compile: 2 graphs compiled as in a real run, up to the kernels"]
 
 
 def test_buffers_are_those_of_the_generated_code(compiled_dry: Ended) -> None:

@@ -40,6 +40,27 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """
+_COALESCED = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+net = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(net.parameters())
+shards = [torch.empty(each.numel() // 2, device="cuda") for each in net.parameters()]
+for step in range(4):
+    net(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    with dist._coalescing_manager(async_ops=True) as works:
+        for each in net.parameters():
+            dist.all_reduce(each.grad)
+    works.wait()
+    with dist._coalescing_manager():
+        for each, shard in zip(net.parameters(), shards):
+            dist.reduce_scatter_tensor(shard, each.grad.flatten())
+    with dist._coalescing_manager():
+        for each, shard in zip(net.parameters(), shards):
+            dist.all_gather_into_tensor(each.grad.view(-1), shard)
+    dist.all_reduce_coalesced([each.grad for each in net.parameters()])
+    optimizer.step()
+"""
 _KILLED = """
 import os, signal, torch, torch.distributed as dist
 dist.init_process_group("nccl")
@@ -135,6 +156,16 @@ def test_ranks_that_do_the_same_are_run_once_and_reported(tmp_path: Path) -> Non
     assert trace.manifest_of(3).same_ranks == ()
     assert trace.manifest.dry_ranks == 4
     assert "rank 0 for ranks 0 to 2, which do the same; rank 3" in " ".join(job_notes(trace))
+
+
+def test_collectives_on_several_tensors_at_once_take_nothing(tmp_path: Path) -> None:
+    """torch has no kernels for them on tensors without memory."""
+    (tmp_path / "job.py").write_text(_COALESCED)
+    trace = record(tmp_path, "--dry-run", "--device", "rtx4090", "--ranks", "2", "job.py").trace
+    step = trace.steady_step()
+    names = {name.split(".")[1] for name in step.ops.name}
+    kinds = ("allreduce", "reduce_scatter_tensor", "allgather_into_tensor")
+    assert {f"{kind}_coalesced_" for kind in kinds} <= names
 
 
 @pytest.mark.slow

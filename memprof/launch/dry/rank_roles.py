@@ -174,7 +174,7 @@ def find_roles(
         high = rank_at[tuple(end - 1 for _, end in box)]
         if missing := [rank for rank in dict.fromkeys((low, high)) if rank not in known]:
             roles.wanted += [rank for rank in missing if rank not in roles.wanted]
-        elif known[low].digest == known[high].digest:
+        elif known[low].does_as(known[high]):
             for rank in _ranks_in(box, rank_at):
                 roles.same.setdefault(rank if rank in known else low, []).append(rank)
         else:
@@ -191,8 +191,12 @@ def find_roles(
             stretches += [(stretch, slabs) for stretch in found]
     for stretch, slabs in stretches:
         _place(stretch, slabs, known, surveys, roles)
-    if not lines and len(known) >= _SAMPLE and len({role.digest for role in known.values()}) > _MANY * len(known):
-        most //= 2
+    if not lines and len(known) >= _SAMPLE:
+        distinct: list[RankRole] = []
+        for role in known.values():
+            if not any(role.does_as(other) for other in distinct):
+                distinct.append(role)
+        most //= 2 if len(distinct) > _MANY * len(known) else 1
     roles.wanted = _spread(roles.wanted, max(0, most - len(known)))
     return roles
 

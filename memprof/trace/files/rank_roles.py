@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ WAITING, ENDED = "waiting-", "ended-"
 STUCK = "stuck"
 _ROLE, _SURVEY, _SAME, _BETWEEN = "role-", "survey-", "same", "between"
 _COMMUNICATORS = "communicators-"
+#: Largest difference of ranks that do the same with other pieces: what rounding and padding add.
+_NEAR = 0.001
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class RankRole:
         peers: Ranks with which it exchanged tensors point to point.
         digest: A number equal for ranks that ran the same operators with results of the same sizes.
         total: A number equal for ranks that ran the same operators with results of the same sizes, in any order.
+        sums: Bytes of the results of each operator in all, without views, by its name.
+        peak_bytes: Maximum number of allocated bytes on the virtual GPU; 0 without one.
     """
 
     rank: int
@@ -39,6 +43,22 @@ class RankRole:
     peers: list[int]
     digest: int
     total: int = 0
+    sums: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    def does_as(self, other: RankRole) -> bool:
+        """Returns whether another rank did the same.
+
+        It also does if its bytes are in other pieces, such as the parts of parameters of a sharded optimizer: if the
+        peaks, and the bytes of each operator, differ by less than a thousandth.
+        """
+        if self.digest == other.digest:
+            return True
+        if not self.peak_bytes or self.sums.keys() != other.sums.keys():
+            return False
+        apart = max((abs(size - other.sums[name]) for name, size in self.sums.items()), default=0)
+        is_near = abs(self.peak_bytes - other.peak_bytes) <= _NEAR * self.peak_bytes
+        return is_near and apart <= _NEAR * sum(self.sums.values())
 
     def write(self, spool: Path) -> None:
         """Writes the role into a spool folder.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import secrets
 from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.machines.card import Card
 from memprof.recorder.compiled.uncompiled import skip_compiling
@@ -25,6 +27,8 @@ from memprof.virtual.device.streams import CUDAGraph, Event, ExternalStream, Str
 
 #: Version of cuDNN reported to a job; torch's choice of attention kernels depends on it (architectures.toml).
 _CUDNN_VERSION = 91_501
+#: ``default_rng_seed_val`` of torch's Generator.h.
+_DEFAULT_SEED = 67_280_421_310_721
 
 
 def install(card: Card, memory: VirtualMemory, snapshots: JobSnapshots) -> None:
@@ -137,31 +141,111 @@ def _install_classes() -> None:
             setattr(graphs, name, value)
 
 
+_PROCESSORS: Any = torch.Generator
+
+
+class DeviceGenerator(_PROCESSORS):  # type: ignore[misc]  # a class of C++'s
+    """A generator of the device, whose numbers are never drawn; torch.Generator itself is one of the processor.
+
+    As in CUDAGeneratorImpl.h, its state is a seed and an offset, and a generator can take over another's.
+    """
+
+    _index: int | None
+    _state: list[int]
+
+    def __new__(cls, device: Any = "cuda") -> DeviceGenerator:
+        """Returns one with torch's default seed."""
+        made: DeviceGenerator = super().__new__(cls, "cpu")
+        made._index = torch.device(device).index
+        made._state = [_DEFAULT_SEED, 0]
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Its device."""
+        return torch.device("cuda", self._index if self._index is not None else ORDINALS.index)
+
+    def manual_seed(self, seed: int) -> Self:
+        """Sets the seed; the offset becomes 0."""
+        self._state[:] = int(seed) % 2**64, 0
+        return self
+
+    def seed(self) -> int:
+        """Sets a random seed, and returns it."""
+        return self.manual_seed(secrets.randbits(53)).initial_seed()
+
+    def initial_seed(self) -> int:
+        """Returns the seed."""
+        return self._state[0]
+
+    def get_offset(self) -> int:
+        """Returns the offset."""
+        return self._state[1]
+
+    def set_offset(self, offset: int) -> None:
+        """Sets the offset."""
+        self._state[1] = offset
+
+    def get_state(self) -> torch.Tensor:
+        """Returns seed and offset, as 16 bytes."""
+        seed, offset = self._state
+        values = bytearray(seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
+        with torch._C._DisableTorchDispatch():  # data, whatever the default device is
+            return torch.frombuffer(values, dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> Self:
+        """Sets seed and offset, unless they were not computed.
+
+        Raises:
+            RuntimeError: It is no state of a generator on CUDA.
+        """
+        if new_state.dtype != torch.uint8 or new_state.numel() not in (8, 16):
+            raise RuntimeError("RNG state is wrong size")
+        if not isinstance(new_state, FakeTensor):
+            with torch._C._DisableTorchDispatch():
+                values = bytes(new_state.numpy())
+            self._state[:] = int.from_bytes(values[:8], "little"), int.from_bytes(values[8:], "little")
+        return self
+
+    def clone_state(self) -> DeviceGenerator:
+        """Returns another generator with the same seed and offset."""
+        made = DeviceGenerator(self.device)
+        made._state[:] = self._state
+        return made
+
+    def graphsafe_get_state(self) -> DeviceGenerator:
+        """Returns a generator that shares this one's state."""
+        made = DeviceGenerator(self.device)
+        made._state = self._state
+        return made
+
+    def graphsafe_set_state(self, state: DeviceGenerator) -> Self:
+        """Shares another generator's state."""
+        self._state = state._state
+        return self
+
+
+class _GeneratorKind(type(torch.Generator)):  # type: ignore[misc]  # a type of C++'s
+    """The type of what stands in for ``torch.Generator``."""
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        """Returns a generator of the device, or one of the processor."""
+        return DeviceGenerator(device) if face.is_cuda(device) else _PROCESSORS(device)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        """Whether it is a generator."""
+        return isinstance(value, _PROCESSORS)
+
+
+class Generator(torch.Generator, metaclass=_GeneratorKind):
+    """Stands in for ``torch.Generator``."""
+
+
 def _install_numbers() -> None:
-    """Puts in place what concerns random numbers, which are never drawn."""
-    generator: Any = torch.Generator
-
-    class Generator(generator):  # type: ignore[misc]  # a class of C++'s
-        """A generator for the device; its numbers are never drawn."""
-
-        def __new__(cls, device: Any = "cpu") -> Any:
-            return generator.__new__(cls, "cpu")
-
-    def state(*_: Any, **__: Any) -> torch.Tensor:
-        with torch._C._DisableTorchDispatch():
-            return torch.zeros(16, dtype=torch.uint8, device="cpu")  # whatever the default device is
-
-    _put(torch, {"Generator": renamed(Generator, generator)})
-    _put(torch.cuda, {"default_generators": tuple(Generator("cuda") for _ in range(ORDINALS.count))})
-    answers = {
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), native.nothing),
-        **dict.fromkeys(("set_rng_state", "set_rng_state_all"), native.nothing),
-        "initial_seed": lambda: 0,
-        "get_rng_state": state,
-        "get_rng_state_all": lambda: [state()],
-    }
-    _put(torch.cuda.random, answers)
-    _put(torch.cuda, {name: getattr(torch.cuda.random, name) for name in answers})
+    """Puts in place what concerns random numbers, which are never drawn; torch's own functions then reach it."""
+    _put(torch, {"Generator": renamed(Generator, torch.Generator)})
+    generators = tuple(DeviceGenerator(torch.device("cuda", index)) for index in range(ORDINALS.count))
+    _put(torch.cuda, {"default_generators": generators})
 
 
 def _install_accelerator(accelerator: ModuleType) -> None:

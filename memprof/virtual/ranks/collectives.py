@@ -31,6 +31,21 @@ def returned_argument(func: Any, args: Any, kwargs: Any) -> Any:
     return kwargs["out"] if func in _RETURNS_OUT else None
 
 
+#: Collectives on several tensors at once, for which torch has no kernel on tensors without memory.
+COALESCED = tuple(
+    f"{name}_coalesced_" for name in ("allreduce", "allgather", "allgather_into_tensor", "reduce_scatter_tensor")
+)
+
+
+def coalesced_work(func: Any, args: Any) -> Any:
+    """Returns the work of a collective on several tensors at once; None for other operators."""
+    space, _, name = str(func.name()).partition("::") if hasattr(func, "name") else ("", "", "")
+    if space != "c10d" or name not in COALESCED:
+        return None
+    # The work of any other operator on the same group is the same: it is complete.
+    return torch.ops.c10d.send(list(tensors_in(args)), args[place_of_group(func)], 0, 0)
+
+
 #: Names of the parameters for a process group: an object, or its name.
 _GROUPS = ("process_group", "group_name")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class Role:
         self._groups: dict[tuple[int, ...], None] = {}
         self._peers: set[int] = set()
         self._digest = self._total = 0
+        self._sums: Counter[str] = Counter()
         self._part: int | None = None
         #: Peers of each NCCL communicator, by its key: none for those that only run collectives among all members.
         self._communicators: dict[str, set[int]] = {}
@@ -73,6 +75,8 @@ class Role:
         if size > _LEAST_BYTES:
             text = f"{func} {size}".encode()
             self._digest = zlib.crc32(text, self._digest)
+            if not _returns_view(func):
+                self._sums[str(func)] += size
             self._total = (self._total + zlib.crc32(text)) % _TOTALS
             if self._part is not None:
                 self._part = zlib.crc32(text, self._part)
@@ -142,6 +146,8 @@ class Role:
             sorted(self._peers),
             self._digest,
             self._total,
+            dict(self._sums),
+            torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
         ).write(self._spool)
 
     def _count_communicators(self) -> dict[str, int]:
@@ -154,6 +160,12 @@ class Role:
             "near_peers": sum(map(sum, connected)),
             "sending_far": sum(not all(peers) for peers in connected),
         }
+
+
+@cache
+def _returns_view(func: Any) -> bool:
+    """Whether an operator returns a view of an argument, or the argument itself."""
+    return any(value.alias_info is not None for value in func._schema.returns)
 
 
 def _size(result: Any) -> int:

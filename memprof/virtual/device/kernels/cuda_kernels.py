@@ -191,8 +191,17 @@ def _cudnn_forward(_args: Any, _result: Any) -> list[int]:
 
 
 def _cudnn_backward(args: Any, _result: Any) -> list[int]:
-    """The same sums as of the flash kernel, but not padded, in one workspace: as in snapshots of an H200."""
-    return [sum(_query_sums(args, *args[1].shape[2:])) + _CUDNN_ALIGNMENT]
+    return [cudnn_backward_bytes(args[1], args[2])]
+
+
+def cudnn_backward_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
+    """The same sums as of the flash kernel, but not padded, in one workspace: as in snapshots of an H200.
+
+    Args:
+        query: Of shape (batch, heads, length, width).
+        key: The same.
+    """
+    return sum(_query_sums((None, query, key), *query.shape[2:])) + _CUDNN_ALIGNMENT
 
 
 def _efficient_backward(args: Any, _result: Any) -> list[int]:
