@@ -97,12 +97,14 @@ def saved_for_backward(uses: Uses, storages: Storages, ops: Ops, is_inside: Bool
         np.maximum.at(changed, use_storage[is_change], use_op[is_change])
         is_before = use_op <= changed[use_storage]
         readers_order = np.lexsort((use_op[in_forward], is_before[in_forward]))
-        repeated = use_storage[is_repeat]
+        repeated, repeats = use_storage[is_repeat], use_op[is_repeat]
         row = first_rows(use_storage[in_forward][readers_order], repeated)
-        was_read = row != NONE
+        firsts = np.append(use_op[in_forward][readers_order], NONE)[row]
+        # In a pipeline, the first reader since the change may belong to a later micro-batch than the one run again.
+        was_read = (row != NONE) & (firsts < repeats)
         kept = np.concatenate([kept, repeated[was_read]])
-        makers = np.concatenate([makers, use_op[in_forward][readers_order][row[was_read]]])
-        readers = np.concatenate([readers, use_op[is_repeat][was_read]])
+        makers = np.concatenate([makers, firsts[was_read]])
+        readers = np.concatenate([readers, repeats[was_read]])
 
     by_shape = _saved_for_shape(uses, storages, ops)
     kept, makers, readers = (np.append(*both) for both in zip((kept, makers, readers), by_shape, strict=True))

@@ -151,6 +151,13 @@ def test_a_checkpoints_input_is_saved_by_its_first_reader() -> None:
     assert saved(operators, [0, 1, 3], uses) == [(0, 1, 11, 3), (2, 3, 13, 4)]
 
 
+def test_a_later_micro_batch_saves_nothing_for_a_repetition_before_it() -> None:
+    """As in an interleaved pipeline: the first reader since the change in place runs after the repetition."""
+    again = {"phase": "backward", "repeats": True}
+    uses = [(0, 0, "read"), (1, 0, "mutate"), (2, 0, "read"), (3, 0, "read")]
+    assert saved([FORWARD, FORWARD, again, FORWARD], [NONE], uses) == []
+
+
 def test_memory_first_read_in_the_repetition_was_not_saved() -> None:
     """Random numbers drawn inside the repetition were not there in forward."""
     repeat = {"phase": "backward", "repeats": True}
