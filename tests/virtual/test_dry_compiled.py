@@ -270,6 +270,7 @@ def test_code_for_a_virtual_gpu_is_generated_without_triton(tmp_path: Path) -> N
 _FLEXIBLE = """
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+torch._dynamo.config.compiled_autograd = True  # compiles within what it compiles
 length = 4096
 project = torch.nn.Linear(64, 192).cuda()
 mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device="cuda")

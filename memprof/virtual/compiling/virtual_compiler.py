@@ -181,6 +181,22 @@ def _hide_device_calls(torch_function: Any) -> None:
 
     kind.__init__ = start_without
 
+    # torch keeps the modes aside while it compiles, and forgets them where that compiles something else (flexible
+    # attention with compiled autograd).
+    state = torch_function.torch_function_mode_stack_state_mgr
+    outer: list[Any] = []
+    enter, leave = type(state).__enter__, type(state).__exit__
+
+    def keep(this: Any) -> None:
+        outer.append(this.stack)
+        enter(this)
+
+    def give_back(this: Any, *error: Any) -> None:
+        leave(this, *error)
+        this.stack = outer.pop()
+
+    type(state).__enter__, type(state).__exit__ = keep, give_back
+
 
 class Kernel:
     """A fused kernel, which computes nothing in a dry run.
