@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
+_FROM_FILE = _aten.from_file.default
 _Tensor = torch.Tensor
 _LISTS = (list, tuple)
 #: FakeTensorMode caches operators with their arguments, which would keep these operators' storages alive.
@@ -184,6 +185,8 @@ class DryMode(FakeTensorMode):
         self.extra_bytes = 0
         if func is REPEATED:
             return self._stand_for(args[0])
+        if func is _FROM_FILE:
+            return func(*args, **kwargs)  # data of the job, as its loader's tensors are
         has_fake, has_data = _kinds(args)
         of_keywords = _kinds(tuple(kwargs.values())) if kwargs else (False, False)
         has_fake, has_data = has_fake or of_keywords[0], has_data or of_keywords[1]

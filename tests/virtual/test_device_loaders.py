@@ -26,6 +26,7 @@ if __name__ == "__main__":  # workers are not forked from Python 3.14 on
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        assert torch.from_file(__file__, False, 7, dtype=torch.uint8).tolist() == list(b"\\nimport")
 """
 
 
