@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,32 @@ def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch)
     storages = Trace.open(SAMPLE).table(Storages)
     assert len(storages.take([0, 1]).created_op_id) == 2
     assert read == ["created_op_id", "freed_op_id"]
+
+
+def test_threads_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard reads in several threads, and Arrow reads a file in one at a time: others wait."""
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    reading, read, trace = threading.RLock(), StoredTable.read, Trace.open(SAMPLE)
+    names = [column.name for column in Ops.columns()]
+
+    def alone(*arguments: Any) -> dict[str, Any]:
+        assert reading.acquire(blocking=False), "two threads read at once"
+        time.sleep(0.001)
+        try:
+            return read(*arguments)
+        finally:
+            reading.release()
+
+    def table(first: int) -> Table:
+        for name in names[first:] + names[:first]:
+            getattr(trace.table(Ops), name)
+        return trace.table(Ops)
+
+    monkeypatch.setattr(StoredTable, "read", alone)
+    with ThreadPoolExecutor(8) as pool:
+        tables = list(pool.map(table, range(8)))
+    assert all(one is tables[0] for one in tables)
+    assert_tables_equal(Trace.open(SAMPLE).table(Ops), tables[0])
 
 
 def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

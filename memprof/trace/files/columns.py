@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -59,7 +60,7 @@ def bytes_in_memory(kind: type[Table], rows: int) -> int:
 
 
 class StoredTable:
-    """A table as Parquet bytes, whose columns are read on demand."""
+    """A table as Parquet bytes, whose columns are read on demand, in one thread at a time."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ def decode_table(
     together: Callable[[str], Collection[str]] = lambda name: (name,),
     sentences: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> T:
-    """Returns a table: read at once if it is small, else column by column on first use.
+    """Returns a table: read at once if it is small, else column by column on first use, in any thread.
 
     Args:
         kind: The table.
@@ -206,13 +207,15 @@ def decode_table(
         CorruptTableError: As ``StoredTable.read``, now or on first use of a column.
     """
     known: dict[str, Any] = {}
+    lock = threading.RLock()  # Arrow reads a file in one thread at a time
 
     def read(name: str) -> Any:
-        if name not in known:
-            with sentences():
-                found = stored.read(together(name), known)
-            known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
-        return known[name]
+        with lock:
+            if name not in known:
+                with sentences():
+                    found = stored.read(together(name), known)
+                known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
+            return known[name]
 
     names = [column.name for column in kind.columns()]
     with sentences():
