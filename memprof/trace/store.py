@@ -223,6 +223,15 @@ class Trace:
             product_flops_per_us=(machine.speed.fp32_flops_per_us, machine.speed.bf16_flops_per_us),
         )
 
+    def check_steps(self) -> None:
+        """Verifies that every step uses, saves and releases only storages that are alive then.
+
+        Raises:
+            BadInputError: Names the first step that does not.
+        """
+        for number in self._cuts.doubtful():
+            self.step(number)
+
     def steady_step(self) -> Step:
         """Cuts out the representative step: the last one with the most common operator sequence.
 
