@@ -166,6 +166,10 @@ class Checker:
         if kind in _EARLIER and _EARLIER[kind][0] in columns:
             name, words = _EARLIER[kind]
             _require(kind, columns[name] < np.arange(len(columns[name])), f"it {words}")
+        if kind is Steps and "step" in columns:
+            numbers = columns["step"]
+            is_first = np.isin(np.arange(len(numbers)), np.unique(numbers, return_index=True)[1])
+            _require(kind, is_first, lambda row: f"step {numbers[row]} is listed twice")
         if kind in (Ops, ModuleCalls) and "step" in columns:
             steps = columns["step"]
             holds = np.isin(steps, self.step_numbers())
@@ -198,9 +202,9 @@ class Checker:
 
 
 def checked_with(kind: type[Table], name: str) -> set[str]:
-    """Returns the columns that are checked against one, itself included."""
+    """Returns the columns that are checked when one is read, itself included: the steps of all operators that are."""
     pairs = [(low, high) for low, high, _ in _ORDERED.get(kind, ()) if name in (low, high)]
-    return {name}.union(*pairs)
+    return {name, *(("step",) if (kind, name) == (Ops, "op_id") else ())}.union(*pairs)
 
 
 def check_tables(tables: Mapping[type[Table], Table]) -> None:

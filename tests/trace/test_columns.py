@@ -238,6 +238,17 @@ def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monk
         _ = table.created_op_id
 
 
+def test_steps_of_operators_are_checked_without_being_used(
+    small_file: Path, small_tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peaks of steps are found by their operators' ids."""
+    small_tables[Steps] = small_tables[Steps].replace(step=np.array([0, 2]))
+    write_trace(small_file, [(Trace.open(small_file).manifest, small_tables)])
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    with pytest.raises(BadInputError, match="table ops, row 3: step 1 is not among the steps"):
+        _ = Trace.open(small_file).table(Ops).op_id
+
+
 def test_columns_of_a_trace_in_memory(small_tables: Tables) -> None:
     """What was never in a file reads the same way."""
     trace = Trace.of([(Trace.open(SAMPLE).manifest, small_tables)], "memory.memprof")
