@@ -87,6 +87,9 @@ _EARLIER: dict[type[Table], tuple[str, str]] = {
     ModuleCalls: ("parent_call_id", "is inside a call that comes after it"),
 }
 
+#: Tables whose column ``step`` must be among the steps.
+STEPPED = (Ops, ModuleCalls)
+
 #: Pairs of columns where the first must not exceed the second, if both are present.
 _ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
     Steps: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
@@ -170,7 +173,7 @@ class Checker:
             numbers = columns["step"]
             is_first = np.isin(np.arange(len(numbers)), np.unique(numbers, return_index=True)[1])
             _require(kind, is_first, lambda row: f"step {numbers[row]} is listed twice")
-        if kind in (Ops, ModuleCalls) and "step" in columns:
+        if kind in STEPPED and "step" in columns:
             steps = columns["step"]
             holds = np.isin(steps, self.step_numbers())
             _require(kind, holds, lambda row: f"step {steps[row]} is not among the steps")
