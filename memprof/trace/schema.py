@@ -158,12 +158,14 @@ class StoredPart:
         rows: Number of rows.
         chosen: Which of the stored rows.
         given: Columns that are not stored.
+        kept: Keeps the columns that were read, for the whole table alone.
     """
 
     read: Callable[[str], Any]
     rows: int
     chosen: Any = ...
     given: Mapping[str, Any] = field(default_factory=dict)
+    kept: Any = None
 
     @property
     def is_whole(self) -> bool:

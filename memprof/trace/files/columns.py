@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -191,6 +192,10 @@ class StoredTable:
         return result
 
 
+class _Columns(dict[str, Any]):
+    """Columns of a table, which are dropped with it: steps that were cut out of it are kept longer."""
+
+
 def decode_table(
     kind: type[T],
     stored: StoredTable,
@@ -208,11 +213,14 @@ def decode_table(
     Raises:
         CorruptTableError: As ``StoredTable.read``, now or on first use of a column.
     """
-    known: dict[str, Any] = {}
+    columns = _Columns()
+    kept = weakref.ref(columns)
     lock = threading.RLock()  # Arrow reads a file in one thread at a time
 
     def read(name: str) -> Any:
         with lock:
+            known = kept()
+            known = _Columns() if known is None else known  # None where only parts of the table are left
             if name not in known:
                 with sentences():
                     found = stored.read(together(name), known)
@@ -222,10 +230,10 @@ def decode_table(
     names = [column.name for column in kind.columns()]
     with sentences():
         if stored.rows <= AT_ONCE:
-            known.update(stored.read(names))
+            columns.update(stored.read(names))
         else:
             stored.check_limit(len(names))
-    return kind.stored(StoredPart(read, stored.rows))
+    return kind.stored(StoredPart(read, stored.rows, kept=columns))
 
 
 def _check_parts(metadata: Any) -> None:
