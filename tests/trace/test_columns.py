@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import shutil
 import threading
 import time
@@ -185,6 +186,25 @@ def test_large_tables_are_read_on_first_use(kind: type[Table], monkeypatch: pyte
         assert_tables_equal(other.take(slice(1, 9)), part.take(slice(1, 9)))
         assert_tables_equal(whole.replace(**changed).take(rows), large.replace(**changed).take(rows))
     assert_tables_equal(whole, large)
+
+
+@pytest.mark.parametrize("at_once", [-1, 1 << 16])
+def test_what_is_no_part_of_a_table_is_refused(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored tables, read or not yet, refuse what those in memory refuse, and are copied like them."""
+    monkeypatch.setattr(stored_columns, "AT_ONCE", at_once)
+    table = Trace.open(SAMPLE).table(Ops)
+    plain = Ops.of(**{column.name: getattr(Trace.open(SAMPLE).table(Ops), column.name) for column in Ops.columns()})
+    for one in (table, plain, table.take(slice(3, 9)), plain.take(slice(3, 9))):
+        rows = len(one)
+        for rowless in ([rows], [-rows - 1], np.ones(rows + 1, dtype=np.bool_), np.ones(1, dtype=np.bool_)):
+            with pytest.raises(IndexError):
+                one.take(rowless)
+        with pytest.raises(TypeError, match="table ops has no column nonsense"):
+            one.replace(nonsense=np.zeros(rows))
+        with pytest.raises(ValueError, match="columns of table ops differ in length"):
+            one.replace(flops=np.zeros(rows - 1, dtype=np.int64))
+        assert_tables_equal(one.take([-1, 0]), plain.take([-1, 0] if rows == len(plain) else [8, 3]))
+        assert_tables_equal(one, pickle.loads(pickle.dumps(one)))
 
 
 def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
