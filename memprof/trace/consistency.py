@@ -87,6 +87,9 @@ _EARLIER: dict[type[Table], tuple[str, str]] = {
     ModuleCalls: ("parent_call_id", "is inside a call that comes after it"),
 }
 
+#: Tables whose column ``step`` must be among the steps.
+STEPPED = (Ops, ModuleCalls)
+
 #: Pairs of columns where the first must not exceed the second, if both are present.
 _ORDERED: dict[type[Table], tuple[tuple[str, str, str], ...]] = {
     Steps: (("first_op_id", "last_op_id", "ends with an operator before its first"),),
@@ -166,7 +169,11 @@ class Checker:
         if kind in _EARLIER and _EARLIER[kind][0] in columns:
             name, words = _EARLIER[kind]
             _require(kind, columns[name] < np.arange(len(columns[name])), f"it {words}")
-        if kind in (Ops, ModuleCalls) and "step" in columns:
+        if kind is Steps and "step" in columns:
+            numbers = columns["step"]
+            is_first = np.isin(np.arange(len(numbers)), np.unique(numbers, return_index=True)[1])
+            _require(kind, is_first, lambda row: f"step {numbers[row]} is listed twice")
+        if kind in STEPPED and "step" in columns:
             steps = columns["step"]
             holds = np.isin(steps, self.step_numbers())
             _require(kind, holds, lambda row: f"step {steps[row]} is not among the steps")
@@ -198,9 +205,9 @@ class Checker:
 
 
 def checked_with(kind: type[Table], name: str) -> set[str]:
-    """Returns the columns that are checked against one, itself included."""
+    """Returns the columns that are checked when one is read, itself included: the steps of all operators that are."""
     pairs = [(low, high) for low, high, _ in _ORDERED.get(kind, ()) if name in (low, high)]
-    return {name}.union(*pairs)
+    return {name, *(("step",) if (kind, name) == (Ops, "op_id") else ())}.union(*pairs)
 
 
 def check_tables(tables: Mapping[type[Table], Table]) -> None:

@@ -104,6 +104,28 @@ class StepCuts:
             trained_modules=self._trained,
         )
 
+    def doubtful(self) -> list[int]:
+        """Returns the steps in which storages seem to be used while not alive, from whole tables; cuts out none.
+
+        They include each step whose lives ``Step.check_lives`` rejects for what it uses, saves or releases.
+        """
+        steps, uses, saved = self._trace.table(Steps), self._trace.table(Uses), self._trace.table(Saved)
+        storages = self._trace.table(Storages)
+        used, kept = _rows_of(uses.storage_id, storages.storage_id), _rows_of(saved.storage_id, storages.storage_id)
+        released = np.where(saved.released_op_id == NONE, saved.forward_op_id, saved.released_op_id)
+        found = []
+        for rows, op_ids, by in (
+            (used, uses.op_id, uses.op_id),
+            (kept, saved.forward_op_id, saved.forward_op_id),
+            (kept, released, saved.forward_op_id),
+        ):
+            created, freed = storages.created_op_id[rows], storages.freed_op_id[rows]
+            found.append(by[(rows == NONE) | (created > op_ids) | ((freed != NONE) & (freed < op_ids))])
+        wrong, is_cuttable = np.sort(np.concatenate(found)), cuttable_steps(steps)
+        low = np.searchsorted(wrong, steps.first_op_id)
+        high = np.searchsorted(wrong, steps.last_op_id, side="right")
+        return sorted(steps.step[is_cuttable & (low < high)].tolist())
+
     def _part(self, kind: type[T], ids: Ints, first: int, last: int) -> T:
         """Returns a copy of the rows of a table whose ids are from one to another, both included."""
         if kind not in self._is_sorted:
@@ -193,6 +215,8 @@ def _rows_of(ids: Ints, kept_ids: Ints) -> Ints:
     """Returns the row of each id in ``kept_ids`` (unique, any order), or NONE where it is missing."""
     if not len(kept_ids):
         return np.full(len(ids), NONE, dtype=np.int64)
+    if np.array_equal(kept_ids, np.arange(len(kept_ids))):
+        return np.where((ids >= 0) & (ids < len(kept_ids)), ids, NONE)
     order = np.argsort(kept_ids, kind="stable")
     places = np.minimum(np.searchsorted(kept_ids[order], ids), len(kept_ids) - 1)
     rows: Ints = order[places]

@@ -158,12 +158,14 @@ class StoredPart:
         rows: Number of rows.
         chosen: Which of the stored rows.
         given: Columns that are not stored.
+        kept: Keeps the columns that were read, for the whole table alone.
     """
 
     read: Callable[[str], Any]
     rows: int
     chosen: Any = ...
     given: Mapping[str, Any] = field(default_factory=dict)
+    kept: Any = None
 
     @property
     def is_whole(self) -> bool:
@@ -176,10 +178,8 @@ class StoredPart:
 
     def take(self, rows: Any) -> StoredPart:
         """Returns some of its rows; reads nothing."""
-        chosen = np.arange(*rows.indices(self.rows)) if isinstance(rows, slice) else np.asarray(rows)
-        chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64, copy=False)
-        given = {name: values[chosen] for name, values in self.given.items()}
-        return StoredPart(self.read, len(chosen), chosen if self.chosen is ... else self.chosen[chosen], given)
+        chosen = (np.arange(self.rows) if self.chosen is ... else self.chosen)[rows]
+        return StoredPart(self.read, len(chosen), chosen, {name: values[rows] for name, values in self.given.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,17 +254,33 @@ class Table:
         names = [f.name for f in dataclasses.fields(cls)]
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
     def __len__(self) -> int:
         return self.part.rows if self.part else len(getattr(self, dataclasses.fields(self)[0].name))
 
     def take(self, rows: Any) -> Self:
-        """Returns the table with only the given rows (indices, a mask, or a slice)."""
+        """Returns the table with only the given rows (indices, a mask, or a slice).
+
+        Raises:
+            IndexError: There is no such row, or the mask has another length.
+        """
         if self.part:
             return self.stored(self.part.take(rows))
         return type(self)(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
 
     def replace(self, **columns: Any) -> Self:
-        """Returns the table with some columns replaced."""
+        """Returns the table with some columns replaced.
+
+        Raises:
+            TypeError: An unknown column is given.
+            ValueError: A column has another length than the table.
+        """
+        if unknown := columns.keys() - self.__dataclass_fields__.keys():
+            raise TypeError(f"table {self.table_name} has no column {', '.join(sorted(unknown))}")
+        if any(len(values) != len(self) for values in columns.values()):
+            raise ValueError(f"columns of table {self.table_name} differ in length")
         if self.part:
             return self.stored(dataclasses.replace(self.part, given={**self.part.given, **columns}))
         return dataclasses.replace(self, **columns)

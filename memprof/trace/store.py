@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -80,6 +81,7 @@ class Trace:
         self._processes = processes
         self._summarise = functools.cache(summarise or functools.partial(_summarise, processes))
         self._tables: dict[type[Table], Table] = {}
+        self._lock = threading.RLock()
         self._cuts = StepCuts(weakref.proxy(self))
         self.path = path
         self.ranks = tuple(sorted(processes))
@@ -154,9 +156,10 @@ class Trace:
         Raises:
             BadInputError: The table is damaged.
         """
-        if kind not in self._tables:
-            self._tables[kind] = self._processes[self.rank].read(kind)
-        return cast(T, self._tables[kind])
+        with self._lock:
+            if kind not in self._tables:
+                self._tables[kind] = self._processes[self.rank].read(kind)
+            return cast(T, self._tables[kind])
 
     def columns(self, kind: type[Table], *names: str) -> dict[str, Any]:
         """Reads some columns of a table without caching them, for tables too large to hold in memory.
@@ -219,6 +222,15 @@ class Trace:
             from_host_bytes_per_us=machine.speed.from_host_bytes_per_us,
             product_flops_per_us=(machine.speed.fp32_flops_per_us, machine.speed.bf16_flops_per_us),
         )
+
+    def check_steps(self) -> None:
+        """Verifies that every step uses, saves and releases only storages that are alive then.
+
+        Raises:
+            BadInputError: Names the first step that does not.
+        """
+        for number in self._cuts.doubtful():
+            self.step(number)
 
     def steady_step(self) -> Step:
         """Cuts out the representative step: the last one with the most common operator sequence.

@@ -18,7 +18,7 @@ from memprof.analysis.report.report_json import report_to_json
 from memprof.analysis.report.table_rows import find_largest
 from memprof.errors import BadInputError
 from memprof.trace.manifest import Backend, Capture, Manifest
-from memprof.trace.schema import HostMemory, Memory, Steps
+from memprof.trace.schema import NONE, HostMemory, Memory, Saved, Steps, Storages
 from memprof.trace.store import Trace
 from tests.building import Op, Storage, Tables, make_tables, make_trace
 from tests.strategies import jobs
@@ -52,6 +52,18 @@ def test_the_steady_step_is_reported_unless_another_is_asked_for(small_tables: T
         (0, 210),
         (1, 210),
     ]
+
+
+def test_damage_of_a_step_that_is_not_shown_is_told() -> None:
+    """Its peak would be wrong without a word: a storage is freed before the operator that saved it releases it."""
+    tables = make_tables(
+        [[Op(makes=["a"]), Op(), Op(frees=["a"])], [Op(makes=["b"])]], [Storage("a", 10), Storage("b", 20)]
+    )
+    tables[Saved] = Saved.of(storage_id=[0], forward_op_id=[0], released_op_id=[2])
+    assert build_report(trace_of((Manifest(), tables))).step.number == 1
+    tables[Storages] = tables[Storages].replace(freed_op_id=np.array([1, NONE]))
+    with pytest.raises(BadInputError, match="step 0 is inconsistent: released row 0 is of a storage that is not alive"):
+        build_report(trace_of((Manifest(), tables)))
 
 
 def test_another_moment_is_shown_beside_the_peak(small_tables: Tables) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memprof.analysis.export import timeline_export
 from memprof.analysis.export.timeline_export import export_timeline
 from memprof.errors import BadInputError
-from memprof.trace.exporters.trace_events import time_operators
+from memprof.trace.exporters import trace_events
+from memprof.trace.exporters.trace_events import Lines, chosen, time_operators
 from memprof.trace.manifest import Manifest
 from memprof.trace.schema import NONE, TABLES, DeviceMemory, HostMemory, Ops, OutOfMemory, Steps
 from memprof.trace.store import Trace
@@ -174,6 +177,34 @@ def test_a_recording_of_nothing_is_refused() -> None:
     """A recording without operators and steps is refused."""
     with pytest.raises(BadInputError, match="no operators and no steps"):
         timeline(Trace.of([(Manifest(), {})], "empty"))
+
+
+def test_a_timeline_is_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of every kind: steps, phases, module calls, operators and counters."""
+    whole = timeline(Trace.open(SAMPLE))
+    for module in (trace_events, timeline_export):
+        monkeypatch.setattr(module, "CHUNK", 7)
+    assert timeline(Trace.open(SAMPLE)) == whole
+
+
+def test_names_and_phases_are_not_paired() -> None:
+    """2,000 names and 60 phases take far less memory than the texts of each pair of them, some 10 MB."""
+    names = [Op(f"op{row}", phase=f"part{row % 60}") for row in range(2_000)]
+    trace = make_trace([names], [Storage("w", 8)])
+    tracemalloc.start()
+    try:
+        operators = thread(timeline(trace)["traceEvents"], "operators")
+        assert [one["cat"] for one in operators] == [f"part{row % 60}" for row in range(2_000)]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_lines_of_more_than_2_gib_are_joined() -> None:
+    """Arrow's ordinary texts end there."""
+    lines = Lines.of("{", chosen(["x" * 2**20], np.zeros(2_100, dtype=np.int64)), "}")
+    assert (len(lines), lines.data.size) == (2_100, 2_100 * (2**20 + 4))
 
 
 def test_a_sample_reads_back_whole() -> None:

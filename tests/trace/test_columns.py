@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import pickle
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +174,7 @@ def test_large_tables_are_read_on_first_use(kind: type[Table], monkeypatch: pyte
         stored_columns, "restored", lambda column, *more: read.append(column.name) or restored(column, *more)
     )
     large = Trace.open(SAMPLE).table(kind)
-    assert not read
+    assert set(read) <= {"step"}  # of the table of steps, which its own are checked against
     assert len(large) == len(whole)
     first = kind.columns()[0].name
     changed = {first: getattr(whole, first)[::-1]}
@@ -181,6 +186,25 @@ def test_large_tables_are_read_on_first_use(kind: type[Table], monkeypatch: pyte
         assert_tables_equal(other.take(slice(1, 9)), part.take(slice(1, 9)))
         assert_tables_equal(whole.replace(**changed).take(rows), large.replace(**changed).take(rows))
     assert_tables_equal(whole, large)
+
+
+@pytest.mark.parametrize("at_once", [-1, 1 << 16])
+def test_what_is_no_part_of_a_table_is_refused(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored tables, read or not yet, refuse what those in memory refuse, and are copied like them."""
+    monkeypatch.setattr(stored_columns, "AT_ONCE", at_once)
+    table = Trace.open(SAMPLE).table(Ops)
+    plain = Ops.of(**{column.name: getattr(Trace.open(SAMPLE).table(Ops), column.name) for column in Ops.columns()})
+    for one in (table, plain, table.take(slice(3, 9)), plain.take(slice(3, 9))):
+        rows = len(one)
+        for rowless in ([rows], [-rows - 1], np.ones(rows + 1, dtype=np.bool_), np.ones(1, dtype=np.bool_)):
+            with pytest.raises(IndexError):
+                one.take(rowless)
+        with pytest.raises(TypeError, match="table ops has no column nonsense"):
+            one.replace(nonsense=np.zeros(rows))
+        with pytest.raises(ValueError, match="columns of table ops differ in length"):
+            one.replace(flops=np.zeros(rows - 1, dtype=np.int64))
+        assert_tables_equal(one.take([-1, 0]), plain.take([-1, 0] if rows == len(plain) else [8, 3]))
+        assert_tables_equal(one, pickle.loads(pickle.dumps(one)))
 
 
 def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +219,32 @@ def test_columns_that_are_not_used_are_not_read(monkeypatch: pytest.MonkeyPatch)
     assert read == ["created_op_id", "freed_op_id"]
 
 
+def test_threads_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard reads in several threads, and Arrow reads a file in one at a time: others wait."""
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    reading, read, trace = threading.RLock(), StoredTable.read, Trace.open(SAMPLE)
+    names = [column.name for column in Ops.columns()]
+
+    def alone(*arguments: Any) -> dict[str, Any]:
+        assert reading.acquire(blocking=False), "two threads read at once"
+        time.sleep(0.001)
+        try:
+            return read(*arguments)
+        finally:
+            reading.release()
+
+    def table(first: int) -> Table:
+        for name in names[first:] + names[:first]:
+            getattr(trace.table(Ops), name)
+        return trace.table(Ops)
+
+    monkeypatch.setattr(StoredTable, "read", alone)
+    with ThreadPoolExecutor(8) as pool:
+        tables = list(pool.map(table, range(8)))
+    assert all(one is tables[0] for one in tables)
+    assert_tables_equal(Trace.open(SAMPLE).table(Ops), tables[0])
+
+
 def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the file, as that of a small table does."""
     container = Trace.open(small_file)
@@ -207,6 +257,28 @@ def test_damage_of_a_large_table_is_told_where_it_is_used(small_file: Path, monk
     assert len(table.allocated_bytes) == len(storages)
     with pytest.raises(BadInputError, match=r"run\.memprof is damaged.*is freed before it is made"):
         _ = table.created_op_id
+
+
+def test_steps_of_operators_are_checked_without_being_used(
+    small_file: Path, small_tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peaks of steps are found by their operators' ids."""
+    small_tables[Steps] = small_tables[Steps].replace(step=np.array([0, 2]))
+    write_trace(small_file, [(Trace.open(small_file).manifest, small_tables)])
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    with pytest.raises(BadInputError, match="table ops, row 3: step 1 is not among the steps"):
+        _ = Trace.open(small_file).table(Ops).op_id
+
+
+def test_a_large_table_outlives_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that is written again does not reach the columns of tables read from the one before."""
+    path = Path(shutil.copy(SAMPLE, tmp_path))
+    monkeypatch.setattr(stored_columns, "AT_ONCE", -1)
+    trace = Trace.open(path)
+    tables = [trace.table(kind) for kind in TABLES]
+    path.write_bytes(b"")
+    for table in tables:
+        assert_tables_equal(Trace.open(SAMPLE).table(type(table)), table)
 
 
 def test_columns_of_a_trace_in_memory(small_tables: Tables) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memprof.trace.consistency import InvariantError, check_tables
-from memprof.trace.schema import Memory, Ops, Storages, Table
+from memprof.trace.schema import Memory, Ops, Steps, Storages, Table
 from tests.building import Tables
 
 
@@ -33,6 +33,7 @@ def test_what_was_written_by_hand_keeps_every_promise(small_tables: Tables) -> N
         (Ops, "duration_us", 1e300),
         (Ops, "op_id", 1),
         (Ops, "step", 17),
+        (Steps, "step", 1),
         (Ops, "module_id", -2),
     ],
 )

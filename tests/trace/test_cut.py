@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import tracemalloc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,12 @@ from hypothesis import strategies as st
 
 from memprof.errors import UsageError
 from memprof.trace.cut import StepCuts, cuttable_steps
+from memprof.trace.files.columns import AT_ONCE
 from memprof.trace.schema import NONE, Memory, ModuleCalls, Modules, Ops, Saved, Stacks, Steps, Storages, Table, Uses
 from memprof.trace.step import Step
+from memprof.trace.store import Trace
 from tests.building import Op, Storage, assert_tables_equal, make_trace
+from tests.synthetic import write_synthetic
 
 _KINDS = ("recorded", "recorded", "warm_up", "plain")
 _MOST_STORAGES = 12
@@ -211,6 +216,24 @@ def test_a_cut_is_a_copy() -> None:
             column[:] = column[::-1].copy()
     assert trace.step(0).ops.op_id.tolist() == [0, 1]
     assert trace.table(Ops).op_id.tolist() == [0, 1]
+
+
+def test_a_step_that_is_kept_keeps_no_others(tmp_path: Path) -> None:
+    """Of a file whose trace is dropped: less than one column of the whole table, and all of its own are still there."""
+    write_synthetic(tmp_path / "run.memprof", 200_000)
+    trace = Trace.open(tmp_path / "run.memprof")
+    starts = trace.fresh(0).table(Ops).start_us
+    assert len(starts) > AT_ONCE
+    tracemalloc.start()
+    try:
+        step = trace.fullest_step()
+        assert len(step.ops.duration_us) == len(step.ops) < len(starts) / 50
+        del trace
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < starts.nbytes
+    finally:
+        tracemalloc.stop()
+    assert step.ops.start_us.tolist() == starts[step.first_op_id :][: len(step.ops)].tolist()
 
 
 def test_a_trace_that_is_dropped_takes_its_tables_along() -> None:

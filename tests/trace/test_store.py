@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from memprof.errors import BadInputError, NotStartedError, UsageError
+from memprof.trace.consistency import InvariantError, check_tables
 from memprof.trace.manifest import Capture, Manifest
-from memprof.trace.schema import Ops, Segments, Steps
+from memprof.trace.schema import NONE, Ops, Saved, Segments, Steps, Storages, Table, Uses
 from memprof.trace.store import Trace, write_trace
 from tests.building import Op, Storage, Tables, make_tables, make_trace
 
@@ -124,6 +128,41 @@ def test_a_damaged_spool_is_refused(tmp_path: Path) -> None:
     (tmp_path / "launch.json").write_text("{")
     with pytest.raises(BadInputError, match=r"launch\.json is damaged: it is not JSON\.$"):
         Trace.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (Storages, "created_op_id"),
+        (Storages, "freed_op_id"),
+        (Uses, "op_id"),
+        (Uses, "storage_id"),
+        (Saved, "forward_op_id"),
+        (Saved, "storage_id"),
+        (Saved, "released_op_id"),
+    ],
+)
+def test_every_step_is_checked_without_cutting_it_out(small_tables: Tables, kind: type[Table], column: str) -> None:
+    """Any one id changed to any other: all steps are accepted, or refused, as each is on its own."""
+    refused, made = 0, [int(np.argmax(small_tables[Storages].created_op_id == op_id)) for op_id in (0, 3)]  # type: ignore[attr-defined]
+    small_tables[Saved] = Saved.of(storage_id=made, forward_op_id=[0, 3], released_op_id=[1, 4])
+    for row, value in itertools.product(range(len(small_tables[kind])), range(NONE, 6)):
+        values = getattr(small_tables[kind], column).copy()
+        values[row] = value
+        tables = {**small_tables, kind: small_tables[kind].replace(**{column: values})}
+        try:
+            check_tables(tables)
+        except InvariantError:  # never read from a file
+            continue
+        trace, sentence = Trace.of([(Manifest(), tables)], "run.memprof"), ""
+        try:
+            for number in trace.recorded_steps:
+                trace.step(number)
+        except BadInputError as error:
+            sentence, refused = str(error), refused + 1
+        with pytest.raises(BadInputError, match=f"^{re.escape(sentence)}$") if sentence else nullcontext():
+            trace.check_steps()
+    assert refused
 
 
 def named(*names: str) -> list[Op]:

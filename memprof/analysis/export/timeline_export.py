@@ -16,6 +16,7 @@ from memprof.trace.exporters.trace_events import (
     CHUNK,
     Events,
     Times,
+    as_texts,
     chosen,
     counter,
     earliest_us,
@@ -32,6 +33,7 @@ from memprof.trace.exporters.trace_events import (
 from memprof.trace.files.coded import Coded
 from memprof.trace.schema import (
     NONE,
+    Bools,
     DeviceMemory,
     HostMemory,
     Ints,
@@ -100,11 +102,11 @@ def _rank_events(trace: Trace, place: int, base_us: float, lives: int) -> Iterat
         yield named_thread(process, thread, name)
     history, times = History(trace), time_operators(trace, base_us)
     yield from _counters(trace, process, history, times)
-    yield _steps(trace, process, times)
-    yield _phases(process, history, times)
+    yield from _steps(trace, process, times)
+    yield from _phases(process, history, times)
     sources = find_sources(trace.table(Stacks))
     modules = trace.table(Modules)
-    yield _module_calls(trace, process, modules, times)
+    yield from _module_calls(trace, process, modules, times)
     yield from _operators(trace, process, modules, sources, history, times)
     yield from _lives(trace, process, modules, sources, history, times, lives)
     failures = trace.table(OutOfMemory)
@@ -142,7 +144,7 @@ def _changes(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[E
     return counter(process, name, time_ns[kept], values[kept])
 
 
-def _steps(trace: Trace, process: int, times: Times) -> Events:
+def _steps(trace: Trace, process: int, times: Times) -> Iterator[Events]:
     steps = trace.table(Steps)
     order = np.argsort(steps.step, kind="stable")
     has_ops = (steps.first_op_id[order] != NONE) & (steps.last_op_id[order] != NONE)
@@ -160,34 +162,32 @@ def _steps(trace: Trace, process: int, times: Times) -> Events:
         f'"is_complete":{quoted(bool(steps.is_complete[row]))}'
         for row in order
     ]
-    return slices(process, _STEPS, start, end, heads, [more])
+    return slices(process, _STEPS, start, end, [heads], [more])
 
 
-def _phases(process: int, history: History, times: Times) -> Events:
+def _phases(process: int, history: History, times: Times) -> Iterator[Events]:
     if not history.ops:
-        return []
+        return
     changes = (history.phase[1:] != history.phase[:-1]) | (history.step[1:] != history.step[:-1])
     first = np.append(0, 1 + np.flatnonzero(changes))
     last = np.append(first[1:], history.ops) - 1
-    heads = [f'"name":{quoted(history.phases[phase])},"cat":"phase"' for phase in history.phase[first].tolist()]
-    more = [f'"step":{step}' for step in history.step[first].tolist()]
-    return slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, [more])
+    heads = ('"name":', chosen(list(map(quoted, history.phases)), history.phase[first]), ',"cat":"phase"')
+    more = ('"step":', history.step[first])
+    yield from slices(process, _PHASES, times.start_ns[first], times.end_ns[last], heads, more)
 
 
-def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Events:
+def _module_calls(trace: Trace, process: int, modules: Modules, times: Times) -> Iterator[Events]:
     """Writes calls in order of entry, so that of two that start together the outer one comes first."""
     calls = trace.table(ModuleCalls)
     calls = calls.take((calls.first_op_id != NONE) & (calls.last_op_id != NONE))
-    names = _module_names(modules)
-    heads = [f'"name":{quoted(names[module])},"cat":"module"' for module in calls.module_id.tolist()]
-    more = [
-        f'"step":{step}{_RECOMPUTE if again else ""}'
-        for step, again in zip(calls.step.tolist(), calls.is_recompute.tolist(), strict=True)
-    ]
-    return slices(process, _MODULES, times.start_ns[calls.first_op_id], times.end_ns[calls.last_op_id], heads, [more])
+    names = [quoted(name) for name in _module_names(modules).values()]
+    heads = ('"name":', chosen(names, calls.module_id), ',"cat":"module"')
+    more = ('"step":', calls.step, _recomputes(calls.is_recompute))
+    return slices(process, _MODULES, times.start_ns[calls.first_op_id], times.end_ns[calls.last_op_id], heads, more)
 
 
-_RECOMPUTE = ',"is_recompute":true'
+def _recomputes(is_recompute: Bools) -> Any:
+    return chosen(["", ',"is_recompute":true'], is_recompute.astype(np.int8))
 
 
 def _module_names(modules: Modules) -> dict[int, str]:
@@ -200,32 +200,29 @@ def _operators(
 ) -> Iterator[Events]:
     columns = trace.columns(Ops, "name", "duration_us", "flops", "is_recompute", "stack_id", "micro_batch")
     names: Coded = columns["name"]
-    name_texts = [quoted(str(name)) for name in names.distinct]
-    phase_texts = [quoted(phase) for phase in history.phases]
-    module_texts = {NONE: "", **{row: f',"module":{quoted(name)}' for row, name in _module_names(modules).items()}}
-    source_texts = {NONE: ""}
-    for stack, frames in enumerate(sources.user_frames):
-        source_texts[stack] = f',"source":{quoted(frames[0].place)}' if frames else ""
-    head_texts = [f'"name":{name},"cat":{phase}' for name in name_texts for phase in phase_texts]
+    name_texts = as_texts([quoted(str(name)) for name in names.distinct])
+    phase_texts = as_texts(list(map(quoted, history.phases)))
+    of_modules = (f',"module":{quoted(name)}' for name in _module_names(modules).values())
+    of_stacks = (f',"source":{quoted(frames[0].place)}' if frames else "" for frames in sources.user_frames)
+    module_texts, source_texts = as_texts(["", *of_modules]), as_texts(["", *of_stacks])  # NONE, -1, is the first
     for low in range(0, history.ops, CHUNK):
         rows = slice(low, low + CHUNK)
-        heads = names.codes[rows].astype(np.int64) * len(phase_texts) + history.phase[rows]
-        places = [history.step[rows], columns["micro_batch"][rows], history.module[rows], columns["stack_id"][rows]]
-        is_other = np.append(True, np.any([one[1:] != one[:-1] for one in places], axis=0))
-        place_texts = [
-            f',"step":{step},"micro_batch":{batch}{module_texts[module]}{source_texts[stack]}'
-            for step, batch, module, stack in zip(*(one[is_other].tolist() for one in places), strict=True)
-        ]
+        name, phase = chosen(name_texts, names.codes[rows]), chosen(phase_texts, history.phase[rows])
         more = (
             '"op_id":',
-            np.arange(low, low + len(heads)),
-            chosen(place_texts, np.cumsum(is_other) - 1),
+            np.arange(low, low + len(name)),
+            ',"step":',
+            history.step[rows],
+            ',"micro_batch":',
+            columns["micro_batch"][rows],
+            chosen(module_texts, history.module[rows] + 1),
+            chosen(source_texts, columns["stack_id"][rows] + 1),
             formatted(columns["duration_us"][rows], lambda us: f',"duration_us":{us:.3f}' if math.isfinite(us) else ""),
             formatted(columns["flops"][rows], lambda flops: f',"flops":{flops}' if flops else ""),
-            formatted(columns["is_recompute"][rows], lambda again: _RECOMPUTE if again else ""),
+            _recomputes(columns["is_recompute"][rows]),
         )
         start_ns, end_ns = times.start_ns[rows], times.end_ns[rows]
-        yield slices(process, _OPERATORS, start_ns, end_ns, chosen(head_texts, heads), more)
+        yield from slices(process, _OPERATORS, start_ns, end_ns, ('"name":', name, ',"cat":', phase), more)
 
 
 def _lives(

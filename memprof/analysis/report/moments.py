@@ -92,7 +92,12 @@ def _moment(
 
 
 def find_peaks(trace: Trace, sources: Sources) -> dict[int, Moment]:
-    """Returns the first moment of the peak of each step with operators, by step number; cuts out none."""
+    """Returns the first moment of the peak of each step with operators, by step number; cuts out no sound step.
+
+    Raises:
+        BadInputError: A step uses storages that are not alive.
+    """
+    trace.check_steps()
     peaks, steps, modules = trace.peaks(), trace.table(Steps), trace.table(Modules)
     ops = trace.table(Ops).take([row for _, row in peaks.values()])
     first = dict(zip(steps.step.tolist(), steps.first_op_id.tolist(), strict=True))

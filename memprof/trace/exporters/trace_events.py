@@ -112,15 +112,16 @@ class Lines:
         return self.rows
 
     @staticmethod
-    def of(*parts: str | Ints | list[str] | pa.Array[Any]) -> Lines:
+    def of(*parts: str | Ints | list[str] | pa.DictionaryArray[Any, Any]) -> Lines:
         """Joins constant texts, integers and texts, row by row."""
         import pyarrow.compute as pc  # takes longer to import than to write a small table
 
         def arrow(part: Any) -> Any:
             if isinstance(part, np.ndarray):
-                return arrow_numbers(part).cast(pa.string())
-            constant = arrow_texts([part])[0] if isinstance(part, str) else None  # a plain one would import pandas
-            return constant or (arrow_texts(part) if isinstance(part, list) else part)
+                return arrow_numbers(part).cast(pa.large_string())
+            if isinstance(part, str):
+                return as_texts([part])[0]  # a plain one would import pandas
+            return as_texts(part) if isinstance(part, list) else part.dictionary_decode()
 
         joined = pc.binary_join_element_wise(*map(arrow, (*parts, ",\n", "")))
         return Lines(len(joined), joined.buffers()[2] or pa.py_buffer(b""))
@@ -156,21 +157,23 @@ def named_thread(process: int, thread: int, name: str) -> list[str]:
 
 
 def slices(
-    process: int, thread: int, start_ns: Ints, end_ns: Ints, heads: list[str] | pa.Array[Any], arguments: Sequence[Any]
-) -> Lines:
-    """Writes events that run on a thread.
+    process: int, thread: int, start_ns: Ints, end_ns: Ints, heads: Sequence[Any], arguments: Sequence[Any]
+) -> Iterator[Lines]:
+    """Writes events that run on a thread, some at a time.
 
     Args:
         process: The process.
         thread: The thread.
         start_ns: Start of each, in nanoseconds.
         end_ns: End of each, in nanoseconds.
-        heads: Name and category of each, as ``"name":"...","cat":"..."``.
-        arguments: Further arguments of each, as the inside of a JSON object in parts, as for ``Lines.of``.
+        heads: Name and category of each, as ``"name":"...","cat":"..."`` in parts, as for ``Lines.of``.
+        arguments: Further arguments of each, as the inside of a JSON object in parts.
     """
     frame = f'{{"ph":"X","pid":{process},"tid":{thread},'
     start, lasts = _us_parts(start_ns), _us_parts(end_ns - start_ns)
-    return Lines.of(frame, heads, ',"ts":', *start, ',"dur":', *lasts, ',"args":{', *arguments, "}}")
+    parts = (frame, *heads, ',"ts":', *start, ',"dur":', *lasts, ',"args":{', *arguments, "}}")
+    for low in range(0, len(start_ns), CHUNK):
+        yield Lines.of(*(part if isinstance(part, str) else part[low : low + CHUNK] for part in parts))
 
 
 def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[Lines]:
@@ -181,7 +184,7 @@ def counter(process: int, name: str, time_ns: Ints, values: Ints) -> Iterator[Li
         yield Lines.of(frame, *_us_parts(time_ns[rows]), ',"args":{"bytes":', values[rows], "}}")
 
 
-def formatted(values: Any, form: Callable[[Any], str]) -> pa.Array[Any]:
+def formatted(values: Any, form: Callable[[Any], str]) -> pa.DictionaryArray[Any, Any]:
     """Returns numbers as texts, each distinct one formatted once."""
     distinct, codes = np.unique(values, return_inverse=True)
     return chosen([form(value) for value in distinct.tolist()], codes)
@@ -211,15 +214,21 @@ def instant(process: int, name: str, time_ns: int, arguments: dict[str, Any]) ->
     return f'{frame},"ts":{_us(time_ns)},"args":{quoted(arguments)}}}'
 
 
-def _us_parts(time_ns: Ints) -> tuple[Ints, str, pa.Array[Any]]:
+def _us_parts(time_ns: Ints) -> tuple[Ints, str, pa.DictionaryArray[Any, Any]]:
     """Returns nanoseconds as microseconds for ``Lines.of``."""
     whole = time_ns // 1000
     return whole, ".", chosen(_DIGITS, time_ns - 1000 * whole)
 
 
-def chosen(texts: Sequence[str], codes: Ints) -> pa.Array[Any]:
-    """Returns the text of each code."""
-    return arrow_texts(texts).take(arrow_numbers(codes))
+def as_texts(texts: list[str]) -> pa.Array[Any]:
+    """Returns texts as Arrow; what is joined of them may exceed 2 GiB."""
+    return arrow_texts(texts).cast(pa.large_string())
+
+
+def chosen(texts: list[str] | pa.Array[Any], codes: Any) -> pa.DictionaryArray[Any, Any]:
+    """Returns the text of each code; where there are many texts, from ``as_texts`` of all."""
+    distinct = as_texts(texts) if isinstance(texts, list) else texts
+    return pa.DictionaryArray.from_arrays(arrow_numbers(codes), distinct)
 
 
 def _us(time_ns: int) -> str:

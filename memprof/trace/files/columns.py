@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -40,11 +42,12 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
 #: Checks the columns of a table before they are used.
 Check = Callable[[Mapping[str, Any]], None]
 
-#: Returns columns that equal ones of other tables, by their names: given the stored ``table.column`` of each.
-Elsewhere = Callable[[Mapping[str, str]], Mapping[str, Any]]
+#: Opens columns that equal ones of other tables, given the stored ``table.column`` of each by name; returns what reads
+#: one by its name.
+Elsewhere = Callable[[Mapping[str, str]], Callable[[str], Any]]
 
 
-def nowhere(sources: Mapping[str, str]) -> Mapping[str, Any]:
+def nowhere(sources: Mapping[str, str]) -> Callable[[str], Any]:
     """Rejects columns of other tables, where there are none.
 
     Raises:
@@ -59,7 +62,7 @@ def bytes_in_memory(kind: type[Table], rows: int) -> int:
 
 
 class StoredTable:
-    """A table as Parquet bytes, whose columns are read on demand."""
+    """A table as Parquet bytes, whose columns are read on demand, in one thread at a time."""
 
     def __init__(
         self,
@@ -81,12 +84,12 @@ class StoredTable:
             limit_bytes: Memory limit of what is read at once; derived from the size of ``data`` where left out.
             rows: Required row count; any where left out.
             check: Checks the columns, texts as ``Coded``; raises on invalid data.
-            elsewhere: Reads columns that the file stores in other tables.
+            elsewhere: Opens columns that the file stores in other tables.
 
         Raises:
             CorruptTableError: The bytes are damaged, or claim more than the limit.
         """
-        self._kind, self._check, self._elsewhere = kind, check, elsewhere
+        self._kind, self._check = kind, check
         self._packed_bytes = len(data)
         self._limit_bytes = SLACK_BYTES + GROWTH * len(data) if limit_bytes is None else limit_bytes
         with self._reading():
@@ -100,6 +103,9 @@ class StoredTable:
             self._check_limit(1)
             self._unpacked_bytes = unpacked_bytes(data)
             self._codings = Codings.of(metadata.schema.to_arrow_schema().names, metadata.metadata)
+            sources = {column.name: self._codings.source(column.name) for column in kind.columns()}
+            self._moved = {name: source for name, source in sources.items() if "." in source}
+            self._read_moved = elsewhere(self._moved) if self._moved else None  # now: the file may be replaced
             texts = [column.name for column in kind.columns() if column.kind == "text"]
             self._file = pq.ParquetFile(
                 pa.BufferReader(owned),
@@ -165,13 +171,11 @@ class StoredTable:
         read = self._file.read(columns=list(stored))
         if read.num_columns and read.num_rows != rows:
             raise ValueError(f"it claims {rows} rows and holds {read.num_rows}")
-        elsewhere = {name: one for name, one in sources.items() if "." in one}
-        moved = self._elsewhere(elsewhere) if elsewhere else {}
         result = {}
         for column in columns:
             name = column.name
-            if name in moved:
-                result[name] = moved[name]
+            if self._read_moved and name in self._moved:
+                result[name] = self._read_moved(name)
             elif name in codings.same and (column.kind == "text" or codings.source(name) not in codings.stored):
                 raise ValueError(f"column {name!r} cannot equal {codings.source(name)!r:.60}")
             elif name in same:
@@ -188,13 +192,17 @@ class StoredTable:
         return result
 
 
+class _Columns(dict[str, Any]):
+    """Columns of a table, which are dropped with it: steps that were cut out of it are kept longer."""
+
+
 def decode_table(
     kind: type[T],
     stored: StoredTable,
     together: Callable[[str], Collection[str]] = lambda name: (name,),
     sentences: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> T:
-    """Returns a table: read at once if it is small, else column by column on first use.
+    """Returns a table: read at once if it is small, else column by column on first use, in any thread.
 
     Args:
         kind: The table.
@@ -205,22 +213,27 @@ def decode_table(
     Raises:
         CorruptTableError: As ``StoredTable.read``, now or on first use of a column.
     """
-    known: dict[str, Any] = {}
+    columns = _Columns()
+    kept = weakref.ref(columns)
+    lock = threading.RLock()  # Arrow reads a file in one thread at a time
 
     def read(name: str) -> Any:
-        if name not in known:
-            with sentences():
-                found = stored.read(together(name), known)
-            known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
-        return known[name]
+        with lock:
+            known = kept()
+            known = _Columns() if known is None else known  # None where only parts of the table are left
+            if name not in known:
+                with sentences():
+                    found = stored.read(together(name), known)
+                known.update({each: one.narrow() if isinstance(one, Coded) else one for each, one in found.items()})
+            return known[name]
 
     names = [column.name for column in kind.columns()]
     with sentences():
         if stored.rows <= AT_ONCE:
-            known.update(stored.read(names))
+            columns.update(stored.read(names))
         else:
             stored.check_limit(len(names))
-    return kind.stored(StoredPart(read, stored.rows))
+    return kind.stored(StoredPart(read, stored.rows, kept=columns))
 
 
 def _check_parts(metadata: Any) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memprof.errors import BadInputError
-from memprof.trace.consistency import Checker, InvariantError, checked_with
+from memprof.trace.consistency import STEPPED, Checker, InvariantError, checked_with
 from memprof.trace.files.archive import Archive, damaged, foreign, write_archive
 from memprof.trace.files.coded import ELSEWHERE, Coded
 from memprof.trace.files.columns import (
@@ -56,7 +56,7 @@ class FileRank:
     @functools.cached_property
     def checker(self) -> Checker:
         """Checks the data read from the rank."""
-        return Checker(self.rows_of, lambda: self.read_columns(Steps, ("step",))["step"])
+        return Checker(self.rows_of, functools.cache(lambda: self.read_columns(Steps, ("step",))["step"]))
 
     @functools.cached_property
     def limit_bytes(self) -> int:
@@ -79,6 +79,8 @@ class FileRank:
             BadInputError: The file is gone, or the table is damaged; for large tables also on first use of a column.
         """
         name = _entry_name(self.folder, kind)
+        if kind in STEPPED:
+            self.checker.step_numbers()  # now: the file may be replaced before they are used
         return _table(self.archive, kind, name, self._stored(kind, name)) if name in self.rows else kind.empty()
 
     def read_columns(self, kind: type[Table], names: Sequence[str]) -> dict[str, Any]:
@@ -97,26 +99,30 @@ class FileRank:
         elsewhere = functools.partial(self._elsewhere, kind)
         return _stored(self.archive, self.rows, kind, name, self.checker, self.limit_bytes, elsewhere)
 
-    def _elsewhere(self, kind: type[Table], sources: Mapping[str, str]) -> dict[str, Any]:
-        """Reads columns that are stored in other tables, each of which is read once.
+    def _elsewhere(self, kind: type[Table], sources: Mapping[str, str]) -> Callable[[str], Any]:
+        """Opens columns that are stored in other tables.
 
         Args:
             kind: The table that the columns belong to.
             sources: The stored ``table.column`` of each column by its name.
         """
-        wanted: dict[type[Table], dict[str, str]] = {}
+        opened: dict[type[Table], StoredTable] = {}
+        columns: dict[str, tuple[StoredTable, str]] = {}
         for name, source in sources.items():
             table, column = ELSEWHERE.get((kind, name), (None, ""))
             if table is None or source != f"{table.table_name}.{column}":
                 raise ValueError(f"its column {name!r} cannot equal {source!r:.60}")
-            wanted.setdefault(table, {})[name] = column
-        found = {}
-        for table, columns in wanted.items():
             if self.rows_of(table) != self.rows_of(kind):
                 raise ValueError(f"table {table.table_name!r} has another number of rows")
-            values = self.read_columns(table, tuple(columns.values()))
-            found.update({name: values[column] for name, column in columns.items()})
-        return found
+            if table not in opened:
+                opened[table] = self._stored(table, _entry_name(self.folder, table))
+            columns[name] = opened[table], column
+
+        def read(name: str) -> Any:
+            stored, column = columns[name]
+            return stored.read([column])[column]
+
+        return read
 
 
 @dataclass(frozen=True)
