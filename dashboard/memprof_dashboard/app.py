@@ -243,15 +243,12 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         return View.from_search(value) if value != view.to_search() else view
     if name == ids.GO:
         return view.change(**{str(key): part for key, part in value.items()}) if isinstance(value, dict) else view
-    if name == ids.TRACE:
-        # Positions mean nothing in another recording.
-        return (
-            view
-            if value == view.trace
-            else View(trace=view.trace, tab=view.tab, budget=view.budget).change(trace=value)
-        )
+    if name in (ids.TRACE, ids.RANK) and value == getattr(view, name):
+        return view
+    if name == ids.TRACE:  # positions mean nothing in another recording
+        return View(trace=view.trace, tab=view.tab, budget=view.budget).change(trace=value)
     if name == ids.RANK:
-        return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
+        return view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
     if name in _CONTROLS:
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)

@@ -73,7 +73,7 @@ _COUNTS = """(() => {
   window.fetch = (...all) => { count(1); return ask(...all).finally(() => count(-1)); };
 })()"""
 #: Nothing was asked for ten frames of the page: what led to a question, or to another one, has led to it by then.
-#: And no chart is larger than its place: plotly draws one anew a tenth of a second after the window or its place shrank.
+#: And no chart is larger than its place: plotly draws one anew a tenth of a second after its place shrank.
 _IS_QUIET = """() => testAsked.waiting === 0 && ![...document.querySelectorAll(".js-plotly-plot")].some((one) => (
   one.offsetWidth && (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1))
 ) && ++testAsked.quiet > 10"""
