@@ -256,8 +256,10 @@ def test_home_shows_everything_right_after_a_drag_over_the_strip(look: Show, gpt
     shown.wait_drawn(FIRST, END)
     shown.wait_idle()
     shown.drag(0.1, 0.3, "overview")
+    shown.page.wait_for_function(
+        "end => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] < end", arg=FIRST
+    )
     shown.page.keyboard.press("Home")
-    shown.wait_idle()
     shown.wait_drawn(0, 3072)
     shown.wait_view(first=0, end=3072)
 
