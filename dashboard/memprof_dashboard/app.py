@@ -21,6 +21,8 @@ from memprof_dashboard.sources import MemprofError, Source, Workspace
 from memprof_dashboard.state import View, clock_of, on_click, on_key, on_zoom, shown
 from memprof_dashboard.whatif.dry_frames import DryFrames
 
+#: Controls whose value is a part of the view; all but the tabs by its name.
+_CONTROLS = (ids.TRACE, ids.RANK, ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY, ids.AXIS)
 #: Polling interval for a recording in progress, in milliseconds.
 _TICK_MS = 2_000
 
@@ -100,42 +102,40 @@ def _layout(workspace: Workspace, side: SidePanel) -> html.Main:
 
 def _register(app: Dash, workspace: Workspace) -> None:
     """Registers the callbacks that update the view and distribute its parts."""
+    changes = [
+        Input(ids.URL, "search"),
+        *(Input(name, "data") for name in (ids.KEY, ids.GO)),
+        Input(ids.TIMELINE, "clickData"),
+        *(Input(name, "value") for name in _CONTROLS),
+    ]
 
     @app.callback(
         Output(ids.VIEW, "data"),
         Output(ids.URL, "search"),
-        Input(ids.URL, "search"),
-        Input(ids.KEY, "data"),
-        Input(ids.GO, "data"),
-        Input(ids.ZOOMED, "data"),
-        Input(ids.TIMELINE, "clickData"),
-        Input(ids.TRACE, "value"),
-        Input(ids.RANK, "value"),
-        Input(ids.OTHER, "value"),
-        Input(ids.FIND, "value"),
-        Input(ids.BUDGET, "value"),
-        Input(ids.TABS, "value"),
-        Input(ids.SIDE, "value"),
-        Input(ids.BY, "value"),
-        Input(ids.LAY, "value"),
-        Input(ids.AXIS, "value"),
+        *changes,
+        State(ids.ZOOMED, "data"),
         State(ids.VIEW, "data"),
     )
     def react(*_: Any) -> tuple[Any, Any]:
-        before = ctx.states[f"{ids.VIEW}.data"]
+        before, zoom = ctx.states[f"{ids.VIEW}.data"], ctx.states[f"{ids.ZOOMED}.data"]
         search = ctx.inputs[f"{ids.URL}.search"]
         is_first = before is None
         old = View.from_search(search) if is_first else View.from_json(before)
         view = old
+        has_zoomed = _has_zoomed(zoom, before)
+        if has_zoomed:  # before anything else was done
+            view = _zoomed(workspace, view, zoom)
         if not is_first:
             for trigger in ctx.triggered:
                 name, _, what = trigger["prop_id"].partition(".")
                 view = _after(workspace, view, name, what, trigger["value"])
-        if view == old and not is_first:
+        if view == old and not is_first and not has_zoomed:
             return no_update, no_update
-        resolved = _resolved(workspace, view)
+        seen = zoom.get("count") if isinstance(zoom, dict) else None
         kept = view.to_search()
-        return resolved.to_json(), no_update if kept == search else kept
+        return {**_resolved(workspace, view).to_json(), "zoomed": seen}, no_update if kept == search else kept
+
+    app.clientside_callback(ClientsideFunction("memprof", "sent"), *changes)  # type: ignore[no-untyped-call]  # dash has no types for it
 
     # In the browser: forwards the parts of the view that changed and updates the controls.
     app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
@@ -177,10 +177,11 @@ def _register(app: Dash, workspace: Workspace) -> None:
         Input(ids.LIVE, "n_intervals"),
         State(ids.TICK, "data"),
         State(ids.VIEW, "data"),
+        State(ids.ZOOMED, "data"),
         State(ids.URL, "search"),
     )
-    def look_again(_: Any, tick: Any, whole: Any, search: Any) -> Any:
-        is_followed = follows(workspace, search, whole)
+    def look_again(_: Any, tick: Any, whole: Any, zoom: Any, search: Any) -> Any:
+        is_followed = not _has_zoomed(zoom, whole) and follows(workspace, search, whole)
         for source in workspace.sources:
             if source.is_spool:
                 try:
@@ -242,25 +243,34 @@ def _after(workspace: Workspace, view: View, name: str, what: str, value: Any) -
         return View.from_search(value) if value != view.to_search() else view
     if name == ids.GO:
         return view.change(**{str(key): part for key, part in value.items()}) if isinstance(value, dict) else view
-    if name == ids.TRACE:
-        # Positions mean nothing in another recording.
-        return (
-            view
-            if value == view.trace
-            else View(trace=view.trace, tab=view.tab, budget=view.budget).change(trace=value)
-        )
+    if name in (ids.TRACE, ids.RANK) and value == getattr(view, name):
+        return view
+    if name == ids.TRACE:  # positions mean nothing in another recording
+        return View(trace=view.trace, tab=view.tab, budget=view.budget).change(trace=value)
     if name == ids.RANK:
-        return view if value == view.rank else view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
-    if name in (ids.OTHER, ids.FIND, ids.BUDGET, ids.TABS, ids.SIDE, ids.BY, ids.LAY, ids.AXIS):
+        return view.change(rank=value, first=-1, end=-1, at=-1, storage=-1)
+    if name in _CONTROLS:
         return view.change(**{{ids.TABS: "tab"}.get(name, name): value})
     rank = workspace.rank(view.trace, view.rank)
     if name == ids.KEY and isinstance(value, dict):
         return on_key(view, rank, str(value.get("key")), is_shifted=bool(value.get("shift")))
-    if name == ids.ZOOMED and isinstance(value, dict):
-        return on_zoom(view, rank, value, clock_of(view, rank))
     if what == "clickData" and isinstance(value, dict):
         return on_click(view, rank, value)
     return view
+
+
+def _has_zoomed(zoom: Any, whole: Any) -> bool:
+    """Whether the browser has zoomed since it got its view."""
+    return isinstance(zoom, dict) and isinstance(whole, dict) and zoom.get("count") != whole.get("zoomed")
+
+
+def _zoomed(workspace: Workspace, view: View, zoom: dict[str, Any]) -> View:
+    """Returns the view with the range of a zoom; unchanged where that was of another recording or axis."""
+    if (zoom.get("trace"), zoom.get("rank")) != (view.trace, view.rank):
+        return view
+    rank = workspace.rank(view.trace, view.rank)
+    clock = clock_of(view, rank)
+    return on_zoom(view, rank, zoom, clock) if zoom.get("axis") == ("ops" if clock is None else "time") else view
 
 
 def _resolved(workspace: Workspace, view: View) -> View:

@@ -14,7 +14,7 @@ PLACE = "place"
 #: A key press, and a jump requested by a page: fields of View to change.
 KEY = "key"
 GO = "go"
-#: The range of a zoom, once zooming has paused.
+#: The last zoom: its range, of what, and a count, which VIEW has once it has the range.
 ZOOMED = "zoomed"
 #: Cursor position in the timeline drawn last; None without a cursor.
 DRAWN_AT = "drawn-at"

@@ -145,15 +145,20 @@ def shown(view: View, rank: Rank) -> Shown:
 
 def on_zoom(view: View, rank: Rank, relayout: dict[str, Any], clock: Floats | None = None) -> View:
     """Shows the stretch that was dragged over, of operators or of a clock; a double click shows everything."""
-    if relayout.get("xaxis.autorange") or relayout.get("autosize"):
-        return view.change(first=0, end=rank.history.ops) if relayout.get("xaxis.autorange") else view
-    edges = dragged(relayout)
+    count, edges = rank.history.ops, dragged(relayout)
+    if relayout.get("xaxis.autorange"):
+        return view.change(first=0, end=count)
     if edges is None:
         return view
     low, high = min(edges), max(edges)
     if clock is not None:
         low, high = float(np.searchsorted(clock, low, side="right") - 1), float(np.searchsorted(clock, high))
-    return _windowed(view, rank, math.floor(low), math.ceil(high))
+    first, end = max(math.floor(low), 0), min(math.ceil(high), count)
+    missing = min(_NARROWEST, count) - (end - first)
+    if missing > 0:
+        first = max(0, min(first - missing // 2, count - _NARROWEST))
+        end = min(count, first + _NARROWEST)
+    return view.change(first=first, end=end)
 
 
 def dragged(relayout: Any) -> tuple[float, float] | None:
@@ -200,16 +205,6 @@ def on_key(view: View, rank: Rank, key: str, *, is_shifted: bool) -> View:
     if key == "Escape":
         return view.change(storage=-1, find="")
     return view
-
-
-def _windowed(view: View, rank: Rank, first: int, end: int) -> View:
-    count = rank.history.ops
-    first, end = max(first, 0), min(end, count)
-    missing = min(_NARROWEST, count) - (end - first)
-    if missing > 0:
-        first = max(0, min(first - missing // 2, count - _NARROWEST))
-        end = min(count, first + _NARROWEST)
-    return view.change(first=first, end=end)
 
 
 def _followed(view: View, rank: Rank) -> View:

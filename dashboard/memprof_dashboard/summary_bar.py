@@ -112,7 +112,7 @@ def _facts(rank: Rank, view: View, said_bytes: int) -> list[Any]:
     peak = history.peak(now.first, now.end)
     size = int(history.total[peak])
     split = {name: int(history.alive_bytes(name, np.array([peak]))[0]) for name in history.categories}
-    most = max(split, key=lambda name: split[name])
+    most = max(split, key=lambda name: split[name], default="")
     module = rank.module_title(int(history.module[peak]))
     line = rank.sources.of_stack(int(rank.op_stacks[peak]))
     is_all = (now.first, now.end) == (0, history.ops)
@@ -129,7 +129,7 @@ def _facts(rank: Rank, view: View, said_bytes: int) -> list[Any]:
     facts: list[Any] = [
         *(peak_at if size != said_bytes else []),
         *([parts.name(line.place, 50)] if line is not None else [parts.name(module, 50)] if module else []),
-        f"{split[most] / max(size, 1):.0%} {fill_of(most).label}",
+        f"{split[most] / size:.0%} {fill_of(most).label}" if size else "",
     ]
     if not rank.leaks.growth.is_rise and (steps := describe_steps(rank.step_peaks())):
         leaks: Any = {"data-go": json.dumps({"tab": "leaks"}), "data-then": "tabs"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State
+from dash import ClientsideFunction, Dash, Input, State
 from flask import Response, request
 
 from memprof.errors import MemprofError
@@ -33,14 +33,12 @@ def register(app: Dash, workspace: Workspace) -> None:
     app.server.add_url_rule(f"{app.config.routes_pathname_prefix}columns", "columns", send)
     app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
         ClientsideFunction("memprof", "hold"),
-        Output(ids.ZOOMED, "clear_data"),
         Input(ids.DRAWN_AT, "data"),
         Input(ids.PHASES, "children"),
         State(ids.WINDOW, "data"),
     )
     app.clientside_callback(  # type: ignore[no-untyped-call]  # dash has no types for it
         ClientsideFunction("memprof", "zoom"),
-        Output(ids.ZOOMED, "clear_data", allow_duplicate=True),
         *(Input(name, "relayoutData") for name in (ids.TIMELINE, ids.TIMELINE_OTHER, ids.OVERVIEW)),
         prevent_initial_call=True,
     )

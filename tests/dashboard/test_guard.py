@@ -227,6 +227,8 @@ def test_malformed_requests_are_no_fault(friend: FlaskClient, body: bytes) -> No
     assert 400 <= answer.status_code < 500, answer.text
 
 
+#: What the browser says of a zoom beside its range.
+ZOOM = {"count": 1, "trace": 0, "rank": -1, "axis": "ops"}
 WEIRD = [None, 0, -1, 2**70, -(2**70), 1.5, "", "x", "9" * 3_000, [], {}, [1], {"points": "x"}, True]
 
 
@@ -248,10 +250,11 @@ def test_views_that_make_no_sense(friend: FlaskClient, app: Any, output: str, fi
         ("timeline.clickData", {"points": []}),
         ("timeline.clickData", {"points": {"x": 1}}),
         ("timeline.clickData", {"points": [{"x": -(10**30)}]}),
-        ("zoomed.data", {"xaxis.range": [1e308, 2e308]}),
-        ("zoomed.data", {"xaxis.range": 5}),
-        ("zoomed.data", {"xaxis.range[0]": "x", "xaxis.range[1]": None}),
-        ("zoomed.data", {"xaxis.range[0]": 10**400, "xaxis.range[1]": 3}),
+        ("zoomed.data", {**ZOOM, "xaxis.range": [1e308, 2e308]}),
+        ("zoomed.data", {**ZOOM, "xaxis.range": 5}),
+        ("zoomed.data", {**ZOOM, "xaxis.range[0]": "x", "xaxis.range[1]": None}),
+        ("zoomed.data", {**ZOOM, "xaxis.range[0]": 10**400, "xaxis.range[1]": 3}),
+        ("zoomed.data", {**ZOOM, "xaxis.range": [0, 5], "rank": [1]}),
         ("zoomed.data", [3]),
         ("key.data", {"key": {"a": 1}, "shift": "x"}),
         ("key.data", "p"),
@@ -318,7 +321,7 @@ def _event(app: Any, name: str, what: str, value: Any, view: Any) -> dict[str, A
         "output": callback["output"],
         "outputs": [{"id": "view", "property": "data"}, {"id": "url", "property": "search"}],
         "inputs": [filled(part) for part in callback["inputs"]],
-        "state": [{**part, "value": view} for part in callback["state"]],
+        "state": [{**part, "value": value if part["id"] == name else view} for part in callback["state"]],
         "changedPropIds": [f"{name}.{what}"],
         "parsedChangedPropsIds": [],
     }

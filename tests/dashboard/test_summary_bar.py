@@ -14,12 +14,14 @@ from memprof.trace.schema import Steps
 from memprof.trace.store import Trace
 from memprof.trace.whole_steps import is_cut_short
 from memprof_dashboard import parts
+from memprof_dashboard.figures.timeline import timeline
+from memprof_dashboard.palette import THEMES
 from memprof_dashboard.rank import Rank
 from memprof_dashboard.state import View
 from memprof_dashboard.summary_bar import facts_of
 from tests.analysis.test_out_of_memory import tables_of
 from tests.browsing import text_of
-from tests.building import Tables
+from tests.building import Op, Tables, make_trace
 
 GIB = 1 << 30
 
@@ -56,6 +58,13 @@ def test_what_is_in_backticks_is_code() -> None:
     assert [type(part).__name__ for part in shown.children] == ["str", "Code", "str"]
     assert text_of(shown) == "held by losses[1] (list)"
     assert text_of(parts.with_code("a`b")) == "a`b"
+
+
+def test_operators_that_hold_nothing_are_shown() -> None:
+    """A recording without storages has a peak of 0 B, of no category, and a timeline without an inset."""
+    rank = Rank(make_trace([[Op(), Op(), Op()]], []))
+    assert "0 B" in text_of(facts_of(rank, View()))
+    assert [line["name"] for line in timeline(rank.history, 0, 3, THEMES["light"]).data] == ["total", "phase"]
 
 
 def test_a_job_that_ran_out_is_offered_the_command_for_a_whole_step() -> None:

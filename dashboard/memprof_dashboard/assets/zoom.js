@@ -6,15 +6,17 @@
   const MOST = 512; // columns drawn
   const PAUSE_MS = 250; // without another zoom, after which the server gets the range
   const NARROWEST = 4; // operators; the server draws no fewer
-  const BYTES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+  const BYTES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, PiB: 2 ** 50, EiB: 2 ** 60 };
   let held = null; // the columns of the recording that is shown, once they are there
   let key = ""; // what they are of
+  let shown = {}; // the view that the server drew last
   let drawn = {}; // the data drawn here, and the server's before them
   let waiting = 0;
   let count = 0;
   const hidden = new Set(); // areas, by their names
 
   const timeline = () => document.querySelector("#timeline .js-plotly-plot");
+  const isTimed = (graph) => !!graph?.layout?.xaxis?.title?.text?.includes("time");
   const numbers = (values) => values?._inputArray ?? values;
 
   function unpack(bytes) {
@@ -79,8 +81,9 @@
 
   // The range of columns for a range of the axis, and the edges of the axis: whole operators, and whole columns where
   // those are drawn together, so that no peak stands there that is outside.
-  function fit([low, high], isTime) {
+  function fit(range, isTime) {
     const { ops, width, clock } = held;
+    let [low, high] = [...range].sort((one, other) => one - other);
     const begun = (time, isBefore) => { // columns that begin before a time, or at it
       let from = 0, to = held.count + 1;
       while (from < to) {
@@ -90,6 +93,7 @@
       return from;
     };
     if (isTime) {
+      [low, high] = [Math.min(Math.max(low, clock[0]), clock.at(-2)), Math.max(Math.min(high, clock.at(-1)), clock[1])];
       const end = Math.min(Math.max(begun(high, true), 1), held.count);
       const first = Math.min(Math.max(begun(low, false) - 1, 0), end - 1);
       const isExact = width === 1 || end - first <= MOST; // an operator is in a range that cuts it
@@ -120,7 +124,7 @@
     const { served, layout } = drawn;
     const total = served.find((one) => one.name === "total");
     if (!total) { return null; } // a message
-    const isTime = layout.xaxis.title.text.includes("time");
+    const isTime = isTimed(graph);
     const { first, end, edges } = fit(range, isTime);
     const before = numbers(total.x);
     if (before[0] === edges[0] && before.at(-1) === edges[1]) { // where the server's own stands, that returns
@@ -184,12 +188,13 @@
     return { ...layout, shapes, annotations, yaxis };
   }
 
+  // Whatever the server is asked next takes the range along; after a pause, that is nothing else.
   function ask(data) {
+    count += 1;
+    const axis = isTimed(timeline()) ? "time" : "ops";
+    window.dash_clientside.set_props("zoomed", { data: { ...data, trace: shown.trace, rank: shown.rank, axis, count } });
     clearTimeout(waiting);
-    waiting = setTimeout(() => {
-      count += 1; // the same range twice would not be sent
-      window.dash_clientside.set_props("zoomed", { data: { ...data, count } });
-    }, PAUSE_MS);
+    waiting = setTimeout(() => window.dash_clientside.set_props("go", { data: { zoomed: count } }), PAUSE_MS);
   }
 
   function zoomTo(range) {
@@ -199,15 +204,21 @@
     return edges;
   }
 
+  const whole = () => held?.count && [0, isTimed(timeline()) ? held.clock.at(-1) : held.ops];
+  const zoomOut = () => { if (whole()) { zoomTo(whole()); } else { ask({ "xaxis.autorange": true }); } };
+
   // Hides and shows areas as the legend's buttons say; the server's figures have all of them.
   function setAreas() {
     document.querySelectorAll("[data-area]").forEach((one) => {
       one.setAttribute("aria-pressed", String(!hidden.has(one.dataset.area)));
     });
-    const graph = timeline();
-    const wrong = (graph?.data ?? []).flatMap((one, place) => (
-      one.stackgroup && (one.visible !== false) === hidden.has(one.name) ? [place] : []));
-    if (wrong.length) { window.Plotly.restyle(graph, { visible: wrong.map((place) => !hidden.has(graph.data[place].name)) }, wrong); }
+    document.querySelectorAll("#timeline .js-plotly-plot, #timeline-other .js-plotly-plot").forEach((graph) => {
+      graph.removeListener?.("plotly_afterplot", setAreas);
+      graph.on?.("plotly_afterplot", setAreas); // the next figure has all of them again
+      const wrong = (graph.data ?? []).flatMap((one, place) => (
+        one.stackgroup === "alive" && (one.visible !== false) === hidden.has(one.name) ? [place] : []));
+      if (wrong.length) { window.Plotly.restyle(graph, { visible: wrong.map((place) => !hidden.has(graph.data[place].name)) }, wrong); }
+    });
   }
 
   document.addEventListener("click", (event) => {
@@ -217,44 +228,43 @@
     setAreas();
   });
 
-  const none = () => window.dash_clientside.no_update;
   Object.assign(window.dash_clientside.memprof, {
+    sent: function () { clearTimeout(waiting); },
     hold: function (_, legend, view) {
       if (hidden.size) { requestAnimationFrame(setAreas); }
-      const wanted = view && JSON.stringify([view.trace, view.rank, view.find, view.tick]);
-      if (!wanted || wanted === key) { return none(); }
+      if (!view || !window.dash_clientside.callback_context.triggered.some((one) => one.prop_id === "drawn-at.data")) { return; }
+      shown = view;
+      const wanted = JSON.stringify([view.trace, view.rank, view.find, view.tick]);
+      if (wanted === key) { return; }
       key = wanted;
       held = null;
       const search = new URLSearchParams({ trace: view.trace, rank: view.rank, find: view.find });
       fetch(`columns?${search}`).then((answer) => (answer.status === 200 ? answer.arrayBuffer() : null)).then(
         (bytes) => { if (bytes && key === wanted) { held = unpack(bytes); } },
-        () => { key = ""; }, // asked again after the next figure
+        () => { if (key === wanted) { key = ""; } }, // asked again after the next figure
       );
-      return none();
     },
     zoom: function () {
       const event = window.dash_clientside.callback_context.triggered[0]?.value ?? {};
       const range = event["xaxis.range"] ?? [event["xaxis.range[0]"], event["xaxis.range[1]"]];
-      const whole = held && [0, timeline().layout.xaxis.title.text.includes("time") ? held.clock.at(-1) : held.ops];
       if (Number.isFinite(range[0]) && Number.isFinite(range[1])) { zoomTo(range); }
-      else if (event["xaxis.autorange"]) { if (whole) { zoomTo(whole); } else { ask(event); } }
-      return none();
+      else if (event["xaxis.autorange"]) { zoomOut(); }
     },
     // By keys and buttons, around the cursor where it is in the range.
     zoomBy: function (factor) {
       const graph = timeline();
-      const title = graph?.layout?.xaxis?.title?.text;
-      if (!title) { return; } // nothing is drawn, or a message
+      if (!graph?.layout?.xaxis?.title?.text) { return; } // nothing is drawn, or a message
+      if (factor === Infinity) { zoomOut(); return; }
       const range = graph.layout.xaxis.range;
-      const whole = document.querySelector("#overview .js-plotly-plot")?.layout?.xaxis?.range ?? range;
-      const isTime = title.includes("time");
+      const most = whole() || document.querySelector("#overview .js-plotly-plot")?.layout?.xaxis?.range || range;
+      const isTime = isTimed(graph);
       const at = graph.layout.shapes[0].x0 - (isTime ? 0 : 0.5);
       const centre = range[0] <= at && at < range[1] ? at : (range[0] + range[1]) / 2;
-      const edges = factor === Infinity ? whole : range.map((edge, side) => {
+      const edges = range.map((edge, side) => {
         const moved = centre + (edge - centre) * factor;
-        return Math[side ? "min" : "max"](isTime ? moved : Math.round(moved), whole[side]);
+        return Math[side ? "min" : "max"](isTime ? moved : Math.round(moved), most[side]);
       });
-      const least = isTime ? (whole[1] - whole[0]) / 1e6 : NARROWEST; // the server draws nothing narrower
+      const least = isTime ? (most[1] - most[0]) / 1e6 : NARROWEST; // the server draws nothing narrower
       if (edges[1] - edges[0] < least) { return; }
       if (held?.count) { zoomTo(edges); } else { window.Plotly.relayout(graph, { "xaxis.range": [...edges] }); }
     },

@@ -48,7 +48,7 @@ def find_inset(history: History, drawn: Drawn, marks: Marks, edges: Places, top:
         top: Bytes at the upper end of the y axis.
     """
     total = history.total[drawn.op_ids]
-    if marks.overlaid or marks.title or not len(total) or edges[-1] <= edges[0]:
+    if marks.overlaid or marks.title or not top or not len(total) or edges[-1] <= edges[0]:
         return None
     shares = (edges - edges[0]) / float(edges[-1] - edges[0])
     place = int(total.argmax())

@@ -73,7 +73,10 @@ _COUNTS = """(() => {
   window.fetch = (...all) => { count(1); return ask(...all).finally(() => count(-1)); };
 })()"""
 #: Nothing was asked for ten frames of the page: what led to a question, or to another one, has led to it by then.
-_IS_QUIET = "() => testAsked.waiting === 0 && ++testAsked.quiet > 10"
+#: And no chart is larger than its place: plotly draws one anew a tenth of a second after its place shrank.
+_IS_QUIET = """() => testAsked.waiting === 0 && ![...document.querySelectorAll(".js-plotly-plot")].some((one) => (
+  one.offsetWidth && (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1))
+) && ++testAsked.quiet > 10"""
 #: A view is chosen as the browser's back button chooses it. Where the keys go, and how far one scrolled, are reset.
 _GO = """search => {
   document.activeElement?.blur();
@@ -181,7 +184,7 @@ class Shown:
         )
 
     def wait_idle(self) -> None:
-        """Waits until no callback is under way."""
+        """Waits until no callback is under way, and every chart has the size of its place."""
         self.page.evaluate("testAsked.quiet = 0")
         self.page.wait_for_function(_IS_QUIET)
 

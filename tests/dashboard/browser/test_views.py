@@ -224,6 +224,23 @@ def test_the_legend_hides_an_area(look: Show, gpt: Served) -> None:
     assert not shown.page.evaluate(is_hidden)
 
 
+def test_the_legend_hides_an_area_of_both_recordings(look: Show, two: Served) -> None:
+    """Also one that only the lower recording has, and after both are drawn again."""
+    shown = look(two, "other=1")
+    shown.page.wait_for_selector("#timeline-other .main-svg .scatterlayer .trace", state="attached")
+    shown.wait_idle()
+    are = """wanted => [["timeline", "activations"], ["timeline-other", "activations"], ["timeline-other", "buffers"]]
+      .every(([id, name]) => (document.querySelector(`#${id} .js-plotly-plot`).data.find(
+        (line) => line.name === name).visible !== false) === wanted)"""
+    for is_visible, theme in ((False, "dark"), (True, "light")):
+        for name in ("activations", "buffers"):
+            shown.page.locator("#phases button", has_text=name).click()
+        shown.page.wait_for_function(are, arg=is_visible)
+        shown.page.evaluate("theme => dash_clientside.set_props('theme', {data: theme})", theme)
+        shown.wait_idle()
+        shown.page.wait_for_function(are, arg=is_visible)
+
+
 def test_home_shows_everything_from_the_first_operator(look: Show, gpt: Served) -> None:
     """With the cursor on it, and the window beginning there, no zoom around the cursor would reach what is before."""
     shown = look(gpt, f"first={FIRST}&end={END}&at={FIRST}")
@@ -231,6 +248,54 @@ def test_home_shows_everything_from_the_first_operator(look: Show, gpt: Served) 
     shown.wait_cursor(FIRST)
     shown.page.keyboard.press("Home")
     shown.wait_drawn(0, 3072)
+
+
+def test_home_shows_everything_right_after_a_drag_over_the_strip(look: Show, gpt: Served) -> None:
+    """A drag zooms the strip itself as well, until the server draws it anew."""
+    shown = look(gpt)
+    shown.wait_drawn(FIRST, END)
+    shown.wait_idle()
+    shown.drag(0.1, 0.3, "overview")
+    shown.page.wait_for_function(
+        "end => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] < end", arg=FIRST
+    )
+    shown.page.keyboard.press("Home")
+    shown.wait_drawn(0, 3072)
+    shown.wait_view(first=0, end=3072)
+
+
+@pytest.mark.parametrize(
+    ("then", "fields"),
+    [
+        ({"key": {"key": "p"}}, {"first": 1838, "end": 2222, "at": None}),
+        ({"go": {"first": 0, "end": 1024, "at": 5}}, {"first": 0, "end": 1024, "at": 5}),
+        ({"go": {"trace": 1, "first": -1, "end": -1, "at": -1}}, {"trace": 1, "first": -1, "end": -1}),
+        ({"axis": "time"}, {"first": 1838, "end": 2222, "axis": "time"}),
+        ({"trace": 1}, {"trace": 1, "first": -1, "end": -1}),
+        ({"find": "layer"}, {"first": 1838, "end": 2222, "find": "layer"}),
+    ],
+)
+def test_what_is_done_right_after_a_zoom_comes_after_it(
+    look: Show, two: Served, then: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """The zoom's range, of which the server has not heard, neither replaces what is done next nor gets lost by it."""
+    shown = look(two, "first=0&end=3072&at=2100")
+    shown.wait_drawn(0, 3072)
+    shown.wait_idle()
+    shown.page.evaluate(
+        """then => {
+          for (let press = 0; press < 3; press += 1) {
+            document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "+", bubbles: true}));
+          }
+          const [[name, value]] = Object.entries(then);
+          dash_clientside.set_props(name, typeof value === "object" ? {data: value} : {value});
+        }""",
+        then,
+    )
+    wanted = {name: _peak(two, 1838, 2222) if value is None else value for name, value in fields.items()}
+    shown.page.wait_for_timeout(400)  # longer than the pause after a zoom, which may ask the server again
+    shown.wait_idle()
+    assert {name: getattr(shown.view, name) for name in wanted} == wanted
 
 
 def test_time_zooms_by_key_to_a_millionth(look: Show, gpt: Served) -> None:
