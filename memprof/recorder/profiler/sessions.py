@@ -195,7 +195,8 @@ def make_way(*, is_kineto: bool) -> None:
         session, thread = _running, _get_ident()
         if session is not None and (is_kineto or session._thread == thread):
             session._yield_to_job(thread)
-        _remove_listener()
+        if has_listeners() and (found := find_listener()) is not None:
+            found.clear(evicts=True)  # whatever backward has put into this thread
         if thread in _leftovers and _is_enabled():
             _retire()
         if is_kineto and not kineto().can_report:
