@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C import _autograd
+from torch._C import _autograd, _profiler
 
 import memprof
 from memprof.recorder.light import allocators
@@ -25,6 +25,7 @@ from memprof.recorder.profiler import listener
 from memprof.recorder.profiler.listener import Listener, build, library_path, why_none
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
+from memprof.recorder.profiler.sessions import ProfilerSession
 from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.schema import AllocatorEvents, StepPeaks
 from memprof.trace.store import Trace
@@ -121,6 +122,30 @@ def test_the_job_may_profile_in_a_thread_of_backward(events: NativeEvents, sizes
         torch.ones(7)
         events.stop()
         assert sizes() == [28, -28]
+    finally:
+        guard.remove()
+
+
+def test_a_session_of_nodes_is_not_ended_in_a_thread_of_backward() -> None:
+    """Torch would end it there although other threads are inside its nodes; the job may profile afterwards."""
+
+    def profile() -> None:
+        with pytest.raises(RuntimeError, match="already enabled"), torch.profiler.profile():
+            pass
+        tried.append(threading.get_ident())
+
+    tried: list[int] = []
+    guard, session = ProfilerGuard(), ProfilerSession()
+    guard.install()
+    try:
+        assert session.start(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
+        x = torch.ones(10, requires_grad=True)
+        _Nested.apply(x, 70, profile).sum().backward()  # type: ignore[no-untyped-call]
+        assert session.stop() is not None
+        assert tried[0] != threading.get_ident()
+        with torch.profiler.profile() as profiler:
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        assert "aten::mm" in {event.key for event in profiler.key_averages()}
     finally:
         guard.remove()
 

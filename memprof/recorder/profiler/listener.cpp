@@ -42,8 +42,10 @@ struct Listener final : ProfilerStateBase {
     if (!is_on.load(std::memory_order_relaxed))
       return;
     if (!keeps_rows) {
-      if (device.is_cpu() && static_cast<int64_t>(total) > high.load(std::memory_order_relaxed))
-        high.store(static_cast<int64_t>(total), std::memory_order_relaxed);
+      // Before a free, too: other threads may have allocated since the last report here.
+      const int64_t most = static_cast<int64_t>(total) + (size < 0 ? -size : 0);
+      if (device.is_cpu() && most > high.load(std::memory_order_relaxed))
+        high.store(most, std::memory_order_relaxed);
       return;
     }
     std::lock_guard<std::mutex> guard(lock);
