@@ -27,8 +27,9 @@ from tests.building import Op, Storage, Tables, make_tables
 from tests.slow_cases import is_slow_case
 from tests.warm import client
 
-# A busy machine is slow, not wrong.
+# A busy machine is slow, not wrong. `make test` has fewer examples than `make test-all` (pytest_configure).
 settings.register_profile("memprof", deadline=None)
+settings.register_profile("memprof-short", deadline=None, max_examples=30)
 settings.load_profile("memprof")
 
 
@@ -95,6 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell starts what runs in the background with Ctrl-C ignored, and `nohup` ignores SIGHUP; the jobs that tests send
     signals to would inherit that.
     """
+    if config.getoption("markexpr") == "not slow":
+        settings.load_profile("memprof-short")
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

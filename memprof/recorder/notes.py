@@ -10,7 +10,7 @@ import torch
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.interfaces import DryRun
 from memprof.recorder.log import TOO_MANY_NAMES, RawLog
-from memprof.recorder.memory.tensor_memory import modules_of, parameters_of
+from memprof.recorder.memory.tensor_memory import gradient_of, modules_of, parameters_of
 from memprof.recorder.profiler.sessions import why_no_session
 from memprof.recorder.steps.batches import BatchObserver
 from memprof.recorder.steps.usages import Usages
@@ -51,12 +51,16 @@ class Unused:
             size = parameter.numel() * parameter.element_size()
             (self._without if parameter.grad is None else self._trained)[id(parameter)] = size
         for one in (own for root in self._registry.roots() for own in parameters_of(root)):
-            if one.is_leaf and one.grad is not None:
-                self._stray[id(one)] = one.grad.numel() * one.grad.element_size()
+            if (gradient := gradient_of(one)) is not None:
+                self._stray[id(one)] = gradient.numel() * gradient.element_size()
         if not self._has_looked:
             self._has_looked = True
             roots = self._registry.roots()
-            trained = [one for one in roots if any(own.grad is not None for own in parameters_of(one))]
+            trained = [
+                one
+                for one in roots
+                if any(id(own) in self._trained or gradient_of(own) is not None for own in parameters_of(one))
+            ]
             self._usages.find_idle_checkpoints(
                 self._registry.find(part)
                 for model in trained

@@ -21,6 +21,7 @@ from memprof.recorder.interfaces import PlanHooks
 from memprof.recorder.machine import is_loader_worker
 from memprof.recorder.memory.live_objects import live_objects, live_optimizers
 from memprof.recorder.memory.out_of_memory import describe_full_sharing, find_out_of_memory, write_unrecorded
+from memprof.recorder.memory.tensor_memory import note_call_elsewhere
 from memprof.recorder.profiler.native import AllocatorTable
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
 from memprof.recorder.profiler.sessions import clear_leftovers
@@ -298,6 +299,11 @@ class ProcessRecorder(ABC, Generic[ObservationT]):
     def _is_observed(self) -> bool:
         """Whether the recording is open and this is the observed thread."""
         return self._observation is not None and not self.is_closed and self._observation.is_mine()
+
+    def _note_elsewhere(self, module: torch.nn.Module) -> None:
+        """Notes a call that is not observed."""
+        if not self.is_closed and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            note_call_elsewhere(module)
 
     def _remove(self) -> None:
         self._calls.remove()

@@ -122,6 +122,7 @@ class Recorder(ProcessRecorder[Observation]):
                 self._begin_if_due()
             observation = self._observation
             if observation is None or not self._is_observed():
+                self._note_elsewhere(module)
                 return None
             self._make_way_if_due(observation)
             if self._has_pending_end:

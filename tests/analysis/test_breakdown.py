@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.analysis.report.breakdown import (
@@ -122,7 +122,6 @@ def test_cut_parts_are_summed() -> None:
     assert split.top(4) == (split.parts, None, 0)
 
 
-@settings(max_examples=30)
 @given(jobs(), st.integers(1, 8))
 def test_the_parts_of_every_split_sum_to_the_live_bytes(job: tuple[list[list[Op]], list[Storage]], limit: int) -> None:
     """At every operator of a random job: category, module, operator, line, stack and phase, cut or not."""
@@ -228,7 +227,6 @@ def test_each_category_has_its_own_maximum(five_ops: Step) -> None:
     }
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_the_peak_is_the_fullest_of_the_phases(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """In every step of a random job, and no category's maximum can be above what was ever alive."""

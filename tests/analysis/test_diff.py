@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.analysis.diff import summary_model as summaries
@@ -56,7 +56,6 @@ def assert_sums(found: Diff) -> None:
     assert found.focus.name in ("peak", found.head.peak.phase)
 
 
-@settings(max_examples=30)
 @given(jobs(), jobs(), st.integers(1, 4), st.booleans(), st.booleans())
 def test_parts_sum_to_the_whole(base: Job, head: Job, most: int, is_base_json: bool, is_head_json: bool) -> None:
     """Of any two jobs, in every moment and of every kind, also where a side comes from a committed file."""
@@ -69,7 +68,6 @@ def test_parts_sum_to_the_whole(base: Job, head: Job, most: int, is_base_json: b
     assert found.is_unchanged or found.base != found.head
 
 
-@settings(max_examples=30)
 @given(jobs(), st.integers(1, 4), st.booleans(), st.booleans())
 def test_the_same_job_is_zero(job: Job, most: int, is_base_json: bool, is_head_json: bool) -> None:
     """Nothing changed, nothing is new or gone and nothing is explained, whatever was left out on the way."""
@@ -85,7 +83,6 @@ def test_the_same_job_is_zero(job: Job, most: int, is_base_json: bool, is_head_j
     assert all(not part.bytes for pair in found.phases for parts in pair.parts.values() for part in parts)
 
 
-@settings(max_examples=30)
 @given(jobs(), jobs())
 def test_every_form_can_be_written(base: Job, head: Job) -> None:
     """No change, however odd, ends in a traceback, and no form holds a number that is none."""

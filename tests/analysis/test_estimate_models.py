@@ -161,7 +161,6 @@ VALUES = st.one_of(
 KEYS = st.sampled_from(["n_layer", "n_embd", "n_head", "n_inner", "attn_pdrop", "architectures"])
 
 
-@settings(max_examples=30)
 @given(record=st.dictionaries(KEYS, VALUES))
 def test_any_values_are_read_or_refused(record: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     """A damaged config.json always results in an error message."""

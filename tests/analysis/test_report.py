@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from memprof.analysis.host.host_processes import HostProcess, summarise_processes
 from memprof.analysis.report.notes import write_notes
@@ -252,7 +252,6 @@ def test_json_has_no_nan() -> None:
     json.dumps(result, allow_nan=False)
 
 
-@settings(max_examples=30)
 @given(jobs(max_steps=1))
 def test_every_list_of_the_json_sums_to_the_peak(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """Category, module, operator, line, stack and phase of a random job, after a round trip through text."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from memprof.analysis.report.module_tree import folded_tree, module_tree
 from memprof.analysis.report.saved import RecomputeCost, find_saved, summarise_saved, weigh_recompute
@@ -149,7 +149,6 @@ def test_containers_that_are_never_called_have_no_row() -> None:
     assert set(costs_of(step)) == {"layers.0", "layers.1"}
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_saved_parts_sum_to_what_is_kept(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """In random jobs: at every operator the parts sum to the whole, and nothing kept is dead."""

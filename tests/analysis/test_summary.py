@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from memprof.analysis.diff.comparison import compare, open_side
 from memprof.analysis.diff.summary import (
@@ -191,7 +191,6 @@ def test_other_json_is_no_summary(text: str) -> None:
         read_summary(text, "memory.json")
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_splits_are_those_of_the_breakdowns(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """At every operator the parts by name are those that a single moment is split into, and they sum to the whole."""

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from hypothesis import given, settings
+from hypothesis import given
 from plotly.utils import PlotlyJSONEncoder
 
 from memprof.analysis.diff.comparison import Change, compare
@@ -213,7 +213,6 @@ def test_an_equal_peak_made_of_other_things_is_no_zero() -> None:
     assert headline(found).startswith("The peak is the same, 14.00 KiB; its composition")
 
 
-@settings(max_examples=30)
 @given(base=jobs(max_steps=1), head=jobs(max_steps=1))
 def test_parts_sum_to_the_whole(
     base: tuple[list[list[Op]], list[Storage]], head: tuple[list[list[Op]], list[Storage]]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.errors import BadInputError, PolicyError
@@ -68,7 +68,6 @@ def test_every_policy_survives_with_its_example(kind: type) -> None:
     assert parse_plan(format_plan(plan)) == plan
 
 
-@settings(max_examples=30)
 @given(
     patterns=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1),
     minimum=st.integers(0, 2**62),

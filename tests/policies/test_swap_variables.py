@@ -105,8 +105,8 @@ def record(path: Path, policy: Swap | None, make: Callable[[], nn.Module] = bloc
     job = Job(model, [optimizer])
     if policy is not None:
         policy.apply(job)
-    with memprof.record(path, skip=1, steps=1):
-        for _ in range(3):
+    with memprof.record(path, skip=1, steps=2):
+        for _ in range(4):
             model(torch.randn(2048, 256)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

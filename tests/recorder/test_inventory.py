@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections import Counter, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from memprof.analysis.report.notes import find_unread
 from memprof.analysis.report.report import build_report
 from memprof.recorder.calls.module_registry import ModuleRegistry
 from memprof.recorder.memory.inventory import Inventory, tensors_in
-from memprof.recorder.memory.tensor_memory import outside_span, owned_span, storage_span
+from memprof.recorder.memory.tensor_memory import gradient_of, outside_span, owned_span, storage_span
 from memprof.recorder.steps.rounds import OptimizerRounds
 from memprof.trace.files.spool import ACTIVATION, BUFFER, GRADIENT, HELD, INPUT, OPTIMIZER_STATE, PARAMETER
 from memprof.trace.store import Trace
@@ -174,6 +175,36 @@ def test_what_python_holds_is_written_down(log: Logged, inventory: Inventory) ->
     assert {category for category, _ in stated(log, parameter)} == {PARAMETER}
     assert {category for category, _ in stated(log, kept)} == {ACTIVATION}
     assert sum(tensor is base or tensor is view for tensor in remembered) == 1
+
+
+def test_gradients_that_another_thread_may_write_are_not_read(record_job: RecordJob) -> None:
+    """Those of models called there with gradients on: its backward writes them without the interpreter's lock."""
+
+    def job() -> None:
+        torch.manual_seed(0)
+        mine, theirs, teacher = nn.Linear(4, 5), nn.Sequential(nn.Linear(4, 6)), nn.Linear(4, 7)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+
+        def train(model: nn.Module) -> None:
+            model(torch.ones(2, 4)).sum().backward()
+
+        def run() -> None:
+            train(theirs)
+            with torch.no_grad():
+                teacher(torch.ones(2, 4))
+
+        train(teacher)
+        for _ in range(4):
+            train(mine)
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            optimizer.step()
+        read.append([gradient_of(model.weight) is not None for model in (mine, theirs[0], teacher)])
+
+    read: list[list[bool]] = []
+    record_job(job)
+    assert read == [[True, True, True], [True, False, True]]
 
 
 def test_the_parts_of_a_wrapper_are_stated(log: Logged, inventory: Inventory) -> None:

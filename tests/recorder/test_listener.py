@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C import _autograd
+from torch._C import _autograd, _profiler
 
 import memprof
 from memprof.recorder.light import allocators
@@ -24,7 +25,8 @@ from memprof.recorder.profiler import listener
 from memprof.recorder.profiler.listener import Listener, build, library_path, why_none
 from memprof.recorder.profiler.native import AllocatorTable, NativeEvents
 from memprof.recorder.profiler.profiler_guard import ProfilerGuard
-from memprof.recorder.profiler.torch_library import core_flag
+from memprof.recorder.profiler.sessions import ProfilerSession
+from memprof.recorder.profiler.torch_library import core_flag, log_level
 from memprof.trace.schema import AllocatorEvents, StepPeaks
 from memprof.trace.store import Trace
 from tests.recorder.conftest import Logged
@@ -47,8 +49,8 @@ class _Nested(torch.autograd.Function):
     """Runs a backward inside backward; below a depth of 60, torch runs it in threads of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
-        ctx.depth = depth
+    def forward(ctx: Any, x: torch.Tensor, depth: int, innermost: Callable[[], None] | None = None) -> torch.Tensor:
+        ctx.depth, ctx.innermost = depth, innermost
         return x * 2
 
     @staticmethod
@@ -56,8 +58,10 @@ class _Nested(torch.autograd.Function):
         if ctx.depth:
             with torch.enable_grad():
                 x = torch.ones(1000 + ctx.depth, requires_grad=True)
-                _Nested.apply(x, ctx.depth - 1).sum().backward()  # type: ignore[no-untyped-call]
-        return given[0], None
+                _Nested.apply(x, ctx.depth - 1, ctx.innermost).sum().backward()  # type: ignore[no-untyped-call]
+        elif ctx.innermost is not None:
+            ctx.innermost()
+        return given[0], None, None
 
 
 def test_every_thread_of_backward_is_heard(events: NativeEvents, sizes: Sizes) -> None:
@@ -91,6 +95,57 @@ def test_a_session_of_the_jobs_ends_it_and_is_whole(events: NativeEvents, sizes:
         torch.ones(7)
         events.stop()
         assert sizes()[heard:] == [28, -28]
+    finally:
+        guard.remove()
+
+
+def test_the_job_may_profile_in_a_thread_of_backward(events: NativeEvents, sizes: Sizes) -> None:
+    """The listener is removed there, while it is on: what it has heard is incomplete by then, and not logged."""
+
+    def profile() -> None:
+        with torch.profiler.profile() as profiler:
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        found.extend((threading.get_ident(), *(event.key for event in profiler.key_averages())))
+
+    found: list[Any] = []
+    guard = ProfilerGuard()
+    guard.install()
+    try:
+        assert events.start()
+        x = torch.ones(10, requires_grad=True)
+        _Nested.apply(x, 70, profile).sum().backward()  # type: ignore[no-untyped-call]
+        events.stop()
+        assert found[0] != threading.get_ident()
+        assert "aten::mm" in found
+        assert sizes() == []
+        assert events.start()
+        torch.ones(7)
+        events.stop()
+        assert sizes() == [28, -28]
+    finally:
+        guard.remove()
+
+
+def test_a_session_of_nodes_is_not_ended_in_a_thread_of_backward() -> None:
+    """Torch would end it there although other threads are inside its nodes; the job may profile afterwards."""
+
+    def profile() -> None:
+        with pytest.raises(RuntimeError, match="already enabled"), torch.profiler.profile():
+            pass
+        tried.append(threading.get_ident())
+
+    tried: list[int] = []
+    guard, session = ProfilerGuard(), ProfilerSession()
+    guard.install()
+    try:
+        assert session.start(_profiler.RecordScope.BACKWARD_FUNCTION, profile_memory=True)
+        x = torch.ones(10, requires_grad=True)
+        _Nested.apply(x, 70, profile).sum().backward()  # type: ignore[no-untyped-call]
+        assert session.stop() is not None
+        assert tried[0] != threading.get_ident()
+        with torch.profiler.profile() as profiler:
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        assert "aten::mm" in {event.key for event in profiler.key_averages()}
     finally:
         guard.remove()
 
@@ -165,6 +220,46 @@ def test_what_cannot_be_built_is_said_and_leaves_nothing(
         listener.find_listener.cache_clear()
 
 
+@pytest.mark.parametrize("error", [PermissionError("no access"), RuntimeError("no home folder")])
+def test_without_a_readable_home_there_is_none_and_this_is_said(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`memprof doctor` goes on."""
+
+    def raise_it(*_: str) -> Path:
+        raise error
+
+    monkeypatch.setattr(listener, "user_folder", raise_it)
+    listener.find_listener.cache_clear()
+    try:
+        assert str(error) in why_none()
+        assert build() in (str(error), listener._NO_COMPILER, listener._ON_LINUX)
+    finally:
+        listener.find_listener.cache_clear()
+
+
+def test_a_compiler_may_have_words_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in CXX="ccache g++"."""
+    (tmp_path / "ccache").write_text("#!/bin/sh\n")
+    (tmp_path / "ccache").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "ccache 'g++' -m64")
+    assert listener._compiler() == [str(tmp_path / "ccache"), "g++", "-m64"]
+
+
+def test_the_trial_imports_nothing_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener_library: Path
+) -> None:
+    """A file of the user's may be named like a module of Python's; PYTHONOPTIMIZE strips no check."""
+    (tmp_path / "array.py").write_text("raise SystemExit('error: shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert listener._run([sys.executable, "-P", "-c", listener._TRIAL, str(listener_library)]) == ""
+    trial = listener._TRIAL.replace("kept.nbytes + 40", "3 * kept.nbytes")  # more than there is
+    assert "does not report" in listener._run([sys.executable, "-P", "-c", trial, str(listener_library)])
+
+
 def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, with_listener: Listener) -> None:
     """The system's reason is returned."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
@@ -237,6 +332,37 @@ def test_a_light_recording_has_the_highest_count_of_every_step(
     assert set(peaks.how[: len(sizes)]) == {"heard"}
     rises = peaks.allocated_bytes[1 : len(sizes)] - peaks.allocated_bytes[0]
     assert rises.tolist() == [high - highest[0] for high in highest[1:]]
+
+
+def test_the_first_thread_that_starts_wakes_the_table_for_good(
+    with_listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it runs: what it allocates and frees is counted. torch's warnings are then as they were, too."""
+    monkeypatch.setattr(allocators, "find_listener", lambda: with_listener)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # whatever other tests have left
+    flag, level = core_flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool), log_level()
+    starts, found_level = (threading._start_new_thread, _thread.start_new_thread), level.value  # type: ignore[attr-defined]
+    table, count, seen = AllocatorTable(), allocators.AllocatorCount(), []
+    table.switch_on(is_late=False)
+    exact = allocators.ExactCount(count, table, is_allowed=True)
+    try:
+        assert count.find()
+        assert exact.start(1)
+        assert flag.value
+        assert exact.start(2)
+        assert exact.is_resting
+        assert not flag.value or AllocatorTable._users > 1
+        thread = threading.Thread(target=lambda: seen.append((flag.value, level.value)))
+        thread.start()
+        thread.join()
+        assert seen == [(True, found_level)]
+        assert exact.start(3)
+        assert not exact.is_resting
+        assert exact.is_sound
+        assert starts == (threading._start_new_thread, _thread.start_new_thread)  # type: ignore[attr-defined]
+    finally:
+        exact.stop()
+        table.switch_off()
 
 
 _JOB = """

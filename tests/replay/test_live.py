@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from memprof.replay.history import History
 from memprof.replay.live import alive_at, live_bytes, live_bytes_by_category, peak_op
@@ -79,7 +79,6 @@ def test_a_step_without_operators_has_no_peak(step: Step) -> None:
         peak_op(dataclasses.replace(step, **nothing))
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_replay_equals_the_counters(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """In any step the replayed bytes are the recorded counters to the byte, beyond the 2**53 a float can hold too."""
@@ -89,7 +88,6 @@ def test_replay_equals_the_counters(job: tuple[list[list[Op]], list[Storage]]) -
         assert live_bytes(step).during.tolist() == step.memory.allocated_bytes.tolist()
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_bytes_are_conserved(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """What is left after an operator is what the next finds, across steps too."""
@@ -100,7 +98,6 @@ def test_bytes_are_conserved(job: tuple[list[list[Op]], list[Storage]]) -> None:
     assert before[1:].tolist() == after[:-1].tolist()
 
 
-@settings(max_examples=30)
 @given(jobs())
 def test_parts_sum_to_the_whole(job: tuple[list[list[Op]], list[Storage]]) -> None:
     """Categories sum to the bytes during every operator, and so do the storages alive then and the workspace."""

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -54,7 +54,6 @@ def tables(draw: st.DrawFn) -> Table:
     return kind.of(**{column.name: draw(random_column(column, rows)) for column in kind.columns()})
 
 
-@settings(max_examples=30)
 @given(tables())
 def test_any_table_comes_back_as_it_was(table: Table) -> None:
     """Writing and reading a table gives the same columns, types and missing values, plain and coded."""

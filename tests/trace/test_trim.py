@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.replay.live import live_bytes
@@ -68,7 +68,6 @@ def test_a_recording_that_ends_early_keeps_its_warm_up(tables: Tables, kinds: li
         assert_tables_equal(kept[kind], table)
 
 
-@settings(max_examples=30)
 @given(jobs(), st.data())
 def test_replaying_what_is_kept_gives_the_same(job: tuple[list[list[Op]], list[Storage]], data: st.DataObject) -> None:
     """In any job, every kept step is the same step after trimming, to the byte."""

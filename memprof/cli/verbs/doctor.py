@@ -68,10 +68,10 @@ def _build_listener() -> str:
     from memprof.launch.doctor.torch_check import check_torch
 
     findings, probed = check_torch(builds=True)
+    if probed.get("lacks_listener"):
+        raise InconclusiveError(f"the listener could not be built: {probed['lacks_listener']}")
     if not probed.get("listener"):
         raise InconclusiveError(f"the listener cannot be built: {findings[0].what}: {findings[0].says}")
-    if probed["lacks_listener"]:
-        raise InconclusiveError(f"the listener could not be built: {probed['lacks_listener']}")
     return str(probed["listener"])
 
 

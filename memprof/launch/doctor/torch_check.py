@@ -127,7 +127,8 @@ def _judge_listener(probed: dict[str, Any]) -> Finding:
     if not probed["lacks_listener"]:
         return Finding(OK, "listener", "built: allocations are read from it, not from torch's profiler, at less cost")
     says = f"{probed['lacks_listener']}; allocations are read from torch's profiler, at more cost"
-    return Finding(NOTE, "listener", says, "Optional; build it with memprof doctor --build.")
+    advice = "Optional; build it with memprof doctor --build." if sys.platform == "linux" else ""
+    return Finding(NOTE, "listener", says, advice)
 
 
 def _judge_devices(probed: dict[str, Any]) -> list[Finding]:

@@ -11,7 +11,9 @@ disk only when the job runs out of memory, and when it ends normally. Semi-priva
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import functools
 import inspect
 import pickle
 import threading
@@ -98,8 +100,11 @@ class ExactCount:
     In a process with one thread, the allocator's own table then rests from the third step on: by then the job's
     threads, and the warnings of torch's that come once, are there.
 
+    The first thread that starts wakes it for good, before it runs.
+
     Attributes:
         is_resting: The table rests.
+        is_sound: No thread was met while the table rested.
     """
 
     def __init__(self, count: AllocatorCount, table: AllocatorTable, *, is_allowed: bool) -> None:
@@ -113,7 +118,8 @@ class ExactCount:
         self._count, self._table, self._is_allowed = count, table, is_allowed
         self._session = ProfilerSession()
         self._has_threads = False
-        self.is_resting = False
+        self._starts: list[tuple[Any, str, Any, Any]] = []  # module, name, what is there, and what waits in its place
+        self.is_resting, self.is_sound = False, True
 
     @property
     def is_running(self) -> bool:
@@ -133,12 +139,14 @@ class ExactCount:
         if step >= _FIRST_RESTING and not self.is_resting and not self.see_threads():
             self.is_resting = True
             self._table.rest(is_resting=True)
-        return True
+            self._await_threads()
+        return self.is_sound
 
     def see_threads(self) -> bool:
         """Returns whether the process has other threads, or had any: the table does not rest then."""
         if not self._has_threads and (threading.active_count() > 1 or _is_distributed()):
             self._has_threads = True
+            self.is_sound = not self.is_resting
             self._wake()
         return self._has_threads
 
@@ -151,7 +159,30 @@ class ExactCount:
     def _wake(self) -> None:
         if self.is_resting:
             self.is_resting = False
-            self._table.rest(is_resting=False)
+            self._table.rest(is_resting=False, has_gaps=not self.is_sound)
+        for module, name, found, made in self._starts:
+            if getattr(module, name) is made:  # the job may have put something of its own there
+                setattr(module, name, found)
+        self._starts.clear()
+
+    def _await_threads(self) -> None:
+        """Wakes the table when Python next starts a thread."""
+
+        def wait_for(start: Any) -> Any:
+            @functools.wraps(start)
+            def wake_and_start(*args: Any, **kwargs: Any) -> Any:
+                if self.is_resting:
+                    self._has_threads = True
+                    self._wake()
+                return start(*args, **kwargs)
+
+            return wake_and_start
+
+        for module in (threading, _thread):
+            for name in ("_start_new_thread", "start_new_thread", "_start_joinable_thread", "start_joinable_thread"):
+                if (found := getattr(module, name, None)) is not None:
+                    self._starts.append((module, name, found, wait_for(found)))
+                    setattr(module, name, self._starts[-1][3])
 
 
 def _is_distributed() -> bool:

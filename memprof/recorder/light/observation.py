@@ -164,7 +164,7 @@ class LightObservation(ThreadObservation):
                 self._peaks.how = HEARD_ALL
             self._budget.spend(since, self._stretch_events)
         else:
-            if self._is_exact and self._exact.is_running:
+            if self._is_exact and self._exact.is_running and self._exact.is_sound:
                 self._peaks.how = HEARD_ALL
             events = 0 if self._exact.is_resting else self._step_events
             self._budget.count_step(self.at.closed - self._step_first_closed, events)
@@ -199,7 +199,7 @@ class LightObservation(ThreadObservation):
             self._end_stretch()
             self._peaks.how = HEARD_ALL
         if self.is_mine() and self._exact.is_running:
-            if self._is_exact:
+            if self._is_exact and self._exact.is_sound:
                 self._peaks.how = HEARD_ALL
             self._sample()
             self._exact.stop()

@@ -14,6 +14,7 @@ from memprof.recorder.log import RawLog
 from memprof.recorder.memory.live_objects import OutsideWatch, live_objects
 from memprof.recorder.memory.tensor_memory import (
     PLAIN,
+    gradient_of,
     holders_of,
     modules_of,
     owned_span,
@@ -71,7 +72,7 @@ class Inventory:
                     if parameter is not None:
                         name, owner = self._registry.parameter(parameter)
                         self._state(parameter, PARAMETER, name, owner if name else number)
-                        self._gradient(parameter, name, owner)
+                        self._gradient(gradient_of(parameter), name, owner)
                 for key, buffer in module._buffers.items():
                     if buffer is not None:
                         self._state(buffer, BUFFER, key, number)
@@ -80,7 +81,7 @@ class Inventory:
         """Logs the gradients of every model's parameters."""
         for root in self._registry.roots():
             for parameter in parameters_of(root):
-                self._gradient(parameter, *self._registry.parameter(parameter))
+                self._gradient(gradient_of(parameter), *self._registry.parameter(parameter))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs an optimizer's state and the parameters it updates."""
@@ -96,15 +97,15 @@ class Inventory:
         """Logs the gradients an optimizer is about to use."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                name, owner = self._registry.parameter(parameter)
-                self._gradient(parameter, name, owner)
+                gradient = parameter.grad if parameter.is_leaf else None  # this thread's, whoever calls the model too
+                self._gradient(gradient, *self._registry.parameter(parameter))
 
     def leaves(self) -> None:
         """Logs the tensors that need gradients, and those: what a job without models trains."""
         for tensor in live_objects(torch.Tensor):
             if not is_computed(tensor) and tensor.requires_grad:
                 self._state(tensor, PARAMETER, "", -1)
-                self._gradient(tensor, "", -1)
+                self._gradient(gradient_of(tensor), "", -1)
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Logs a model's inputs."""
@@ -183,8 +184,8 @@ class Inventory:
                 continue
             for parameter in parameters_of(root):
                 found.append(parameter)
-                if parameter.is_leaf and parameter.grad is not None:
-                    found.append(parameter.grad)
+                if (gradient := gradient_of(parameter)) is not None:
+                    found.append(gradient)
             found += parameters_of(root, buffers=True)
         for optimizer in self._rounds.alive():
             for state in state_of(optimizer).values():
@@ -211,9 +212,9 @@ class Inventory:
             for value in state:
                 self._state_values(value, name, owner, key)
 
-    def _gradient(self, parameter: torch.Tensor, name: str, owner: int) -> None:
-        if parameter.is_leaf and parameter.grad is not None:  # reading .grad of a non-leaf prints a warning
-            self._state(parameter.grad, GRADIENT, name, owner)
+    def _gradient(self, gradient: torch.Tensor | None, name: str, owner: int) -> None:
+        if gradient is not None:
+            self._state(gradient, GRADIENT, name, owner)
 
 
 def _inners(tensor: torch.Tensor) -> Iterable[torch.Tensor]:

@@ -18,7 +18,7 @@ from memprof.recorder.memory.holders import Holder, find_holders
 from memprof.recorder.memory.inventory import is_computed
 from memprof.recorder.memory.live_objects import arrays_held, entries_bytes, largest_containers, live_objects
 from memprof.recorder.memory.references import graph_holders, graphs_over_steps
-from memprof.recorder.memory.tensor_memory import storage_span
+from memprof.recorder.memory.tensor_memory import gradient_of, is_elsewhere, storage_span
 from memprof.trace.files.spool import ARRAY, OBJECTS
 
 #: Tensors that are followed, of all kinds together and of one, those of the kinds of most bytes first.
@@ -194,7 +194,7 @@ class KeptTensors:
         """
         tensors = live_objects(torch.Tensor)
         leaves = [tensor for tensor in tensors if not is_computed(tensor) and not tensor.is_nested]
-        gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
+        gradients = _gradients_among(tensors, leaves)
         busy = {self._span(tensor)[0] for tensor in (*trained, *gradients, *tensors_of_data())}
         idle: dict[int, tuple[int, torch.Tensor]] = {}
         for tensor in leaves:
@@ -389,11 +389,8 @@ class KeptTensors:
             views: Filled with the latest view of each storage, by its address.
         """
         tensors = live_objects(torch.Tensor)
-        gradients = {
-            id(tensor.grad)
-            for tensor in tensors
-            if not is_computed(tensor) and tensor.requires_grad and tensor.grad is not None
-        }
+        leaves = [tensor for tensor in tensors if not is_computed(tensor) and tensor.requires_grad]
+        gradients = set(map(id, _gradients_among(tensors, leaves)))
         kinds: dict[Kind, list[torch.Tensor]] = {}
         seen: set[int] = set()
         spans = {storage_span(tensor) for tensor in tensors if tensor.is_cpu and not tensor.is_nested}
@@ -414,6 +411,13 @@ class KeptTensors:
         for alike in arrays.values():
             kinds.setdefault(_kind_of(alike[0]), []).extend(alike)
         return kinds
+
+
+def _gradients_among(tensors: list[torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the gradients of leaves; for parameters of other threads, whatever tensors look like theirs."""
+    found = [gradient for leaf in leaves if (gradient := gradient_of(leaf)) is not None]
+    alike = {(leaf.shape, leaf.dtype) for leaf in leaves if is_elsewhere(leaf)}
+    return found + [one for one in tensors if alike and not one.is_nested and (one.shape, one.dtype) in alike]
 
 
 def _kind_of(tensor: Any) -> Kind:

@@ -8,8 +8,10 @@ deleter, which no API returns. It is read from the storage itself, at the place 
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,6 +32,9 @@ _NAMES: dict[torch.layout, tuple[str, ...]] = {
 }
 _WORDS = 8
 _Storage: Any = torch.UntypedStorage  # not annotated in torch
+#: Modules called with gradients on where that is not observed and their parameters, by identity, and the thread that
+#: calls them; 0 for several.
+_called: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -104,6 +109,35 @@ def parameters_of(root: torch.nn.Module, *, buffers: bool = False) -> Iterator[t
     """Yields a model's parameters, or its buffers, each once."""
     owned = (module._buffers if buffers else module._parameters for module in modules_of(root))
     return iter({id(tensor): tensor for own in owned for tensor in own.values() if tensor is not None}.values())
+
+
+def note_call_elsewhere(module: torch.nn.Module) -> None:
+    """Notes that this thread, which is not observed, calls a model that it may train."""
+    thread = threading.get_ident()
+    if _called.get(id(module), (None, -1))[1] in (thread, 0):
+        return
+    for each in (*modules_of(module), *parameters_of(module)):
+        known = _called.get(id(each), (None, thread))[1]
+        _called[id(each)] = (weakref.ref(each, partial(_forget, id(each))), thread if known == thread else 0)
+
+
+def _forget(key: int, _: weakref.ref[Any]) -> None:
+    _called.pop(key, None)
+
+
+def is_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter of a model that another thread has called with gradients on.
+
+    Its backward writes `grad` without the interpreter's lock: to read that meanwhile may be a segmentation fault.
+    """
+    known = _called.get(id(tensor))
+    return known is not None and known[1] != threading.get_ident()
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns a leaf's gradient; None for other tensors, and where it cannot be read (`is_elsewhere`)."""
+    # Reading the gradient of a tensor that is not a leaf prints a warning.
+    return None if is_elsewhere(tensor) or not tensor.is_leaf else tensor.grad
 
 
 def parameter_bytes_of(module: torch.nn.Module) -> int:

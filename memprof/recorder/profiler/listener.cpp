@@ -42,11 +42,15 @@ struct Listener final : ProfilerStateBase {
     if (!is_on.load(std::memory_order_relaxed))
       return;
     if (!keeps_rows) {
-      if (device.is_cpu() && static_cast<int64_t>(total) > high.load(std::memory_order_relaxed))
-        high.store(static_cast<int64_t>(total), std::memory_order_relaxed);
+      // Before a free, too: other threads may have allocated since the last report here.
+      const int64_t most = static_cast<int64_t>(total) + (size < 0 ? -size : 0);
+      if (device.is_cpu() && most > high.load(std::memory_order_relaxed))
+        high.store(most, std::memory_order_relaxed);
       return;
     }
     std::lock_guard<std::mutex> guard(lock);
+    if (!is_on.load(std::memory_order_relaxed)) // ended meanwhile: its rows are being read
+      return;
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const int64_t time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
@@ -63,7 +67,7 @@ struct Listener final : ProfilerStateBase {
 
   const bool keeps_rows; // or else the highest count alone
   std::atomic<bool> is_on{true};
-  bool is_full = false;
+  bool is_full = false; // not all rows are there
   std::mutex lock;
   std::vector<int64_t> cpu; // time in Unix ns, address, bytes (negative for a free), and the allocator's count
   std::vector<int64_t> cuda; // time in Unix ns, device, bytes
@@ -87,14 +91,19 @@ bool is_in_slot(const Listener* listener) {
 
 extern "C" {
 
-// Removes ended listeners from this thread: backward restores what was there when it began. Returns whether none is
-// left; inside a scope of torch's own, which is above it, one may be.
-int memprof_clear() noexcept {
+// Removes ended listeners from this thread: backward restores what was there when it began. With `evicts`, also one that
+// is on, whose rows then lack what this thread does. Returns whether none is left; inside a scope of torch's own, which
+// is above it, one may be.
+int memprof_clear(int evicts) noexcept {
   try {
     for (;;) {
       auto* found = dynamic_cast<Listener*>(Local::get(c10::DebugInfoKind::PROFILER_STATE));
-      if (!found || found->is_on)
+      if (!found || (found->is_on && !evicts))
         return 1;
+      if (found->is_on) {
+        std::lock_guard<std::mutex> guard(found->lock);
+        found->is_full = true;
+      }
       Local::_pop(c10::DebugInfoKind::PROFILER_STATE); // throws if something else is above it
     }
   } catch (...) {
@@ -107,7 +116,7 @@ int memprof_start(int keeps_rows) noexcept {
   try {
     if (last)
       last->is_on = false;
-    if (!memprof_clear() || Local::get(c10::DebugInfoKind::PROFILER_STATE))
+    if (!memprof_clear(0) || Local::get(c10::DebugInfoKind::PROFILER_STATE))
       return 0;
     auto made = std::make_shared<Listener>(keeps_rows != 0);
     Local::_push(c10::DebugInfoKind::PROFILER_STATE, made);

@@ -48,6 +48,7 @@ class AllocatorTable:
         self._report = core_flag("FLAGS_caffe2_report_cpu_memory_usage", ctypes.c_bool)
         self._log_level = log_level()
         self._found_log_level: int | None = None
+        self._is_quiet = False  # the log level is raised while it rests
         self._is_on = False
 
     @property
@@ -77,17 +78,24 @@ class AllocatorTable:
             self._found_log_level = self._log_level.value
             self._log_level.value = max(self._log_level.value, 2)
 
-    def rest(self, *, is_resting: bool) -> None:
+    def rest(self, *, is_resting: bool, has_gaps: bool = False) -> None:
         """Leaves the table to a listener, which has this thread's allocations in it at a tenth of the time, or resumes.
 
         Others' threads are then missing: there must be none. What one that starts later allocates before `rest` ends
         is unknown to the table, of which the allocator would warn as of older memory.
+
+        Args:
+            is_resting: Whether the table is left to the listener now.
+            has_gaps: There was such a thread: warnings are held back until `switch_off`.
         """
         if self._is_on and self._report is not None:
             self._report.value = not is_resting or AllocatorTable._users > 1
             if is_resting and self._found_log_level is None and self._log_level is not None:
                 self._found_log_level = self._log_level.value
                 self._log_level.value = max(self._log_level.value, 2)
+                self._is_quiet = True
+            elif not is_resting and self._is_quiet and not has_gaps:
+                self._restore_log_level()
 
     def switch_off(self) -> None:
         """Restores the allocator's flags, unless already done: another recorder may have enabled them since."""
@@ -97,6 +105,10 @@ class AllocatorTable:
         AllocatorTable._users -= 1
         if self._report is not None and not AllocatorTable._users:
             self._report.value = False
+        self._restore_log_level()
+
+    def _restore_log_level(self) -> None:
+        self._is_quiet = False
         if self._found_log_level is not None:
             self._log_level.value = self._found_log_level
             self._found_log_level = None

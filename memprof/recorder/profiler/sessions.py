@@ -135,6 +135,11 @@ class ProfilerSession:
         self._is_abandoned = True
         clear_leftovers()
 
+    def _is_passed_on(self, thread: int) -> bool:
+        """Whether it records backward's nodes, and backward runs in a thread other than its own."""
+        is_of_nodes = self._scope == _profiler.RecordScope.BACKWARD_FUNCTION
+        return is_of_nodes and thread != self._thread and _graph_task() != -1 and _is_enabled()
+
     def _yield_to_job(self, thread: int) -> None:
         """Yields to a session that the job begins in a thread."""
         global _running  # noqa: PLW0603 - as in start
@@ -188,14 +193,21 @@ def make_way(*, is_kineto: bool) -> None:
 
     Args:
         is_kineto: The job's will be a Kineto trace, of which a process has one; others belong to their thread.
+
+    Raises:
+        RuntimeError: Backward has passed memprof's session on to this thread. Torch takes it for one of the job's, and
+            would end it here while other threads are inside nodes that it records: a segmentation fault.
     """
     global _beginning, _has_job_begun  # noqa: PLW0603 - as in start
     with _lock:
-        _beginning += 1
         session, thread = _running, _get_ident()
+        if session is not None and is_kineto and session._is_passed_on(thread):
+            raise RuntimeError("Profiler is already enabled on this thread: memprof's, until this backward is over")
+        _beginning += 1
         if session is not None and (is_kineto or session._thread == thread):
             session._yield_to_job(thread)
-        _remove_listener()
+        if has_listeners() and (found := find_listener()) is not None:
+            found.clear(evicts=True)  # whatever backward has put into this thread
         if thread in _leftovers and _is_enabled():
             _retire()
         if is_kineto and not kineto().can_report:
