@@ -117,7 +117,7 @@ def test_files_that_can_be_dropped_are_free(proc: Path, tmp_path: Path) -> None:
 
 
 def test_first_version_of_groups(proc: Path, tmp_path: Path) -> None:
-    """Version 1 has a tree for memory, and a number near the largest where there is no limit."""
+    """cgroup v1 keeps memory in a hierarchy of its own, and writes nearly the largest integer for "no limit"."""
     (proc / "self" / "cgroup").write_text("5:cpu:/job\n4:memory,hugetlb:/job\n")
     group = tmp_path / "cgroup" / "memory" / "job"
     group.mkdir(parents=True)

@@ -245,7 +245,7 @@ def test_recomputation_on_a_device_is_told(recorded: Recorded) -> None:
     ],
 )
 def test_rank_is_told_by_whatever_started_the_process(environment: dict[str, str], told: tuple[int, int]) -> None:
-    """torchrun goes before what starts it; a task of a batch script alone is no rank; nonsense is no rank."""
+    """torchrun's variables win over those of its launcher; a single batch task and malformed values give no rank."""
     assert find_rank(environment) == told
 
 
